@@ -1,0 +1,217 @@
+"""The one module that knows Accelerate's and torch_xla's runtime: device, processes, precision, seeds, reductions.
+
+Accelerate is imported when a backend is made, not before: where torch_xla is installed, importing it otherwise
+puts everything behind XLA, on a machine without a TPU as well. Accelerate's loaders, gradient accumulation,
+schedulers and save_state are not used: on XLA each of them is wrong or missing for this job.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+logger = logging.getLogger("b2txt")
+
+DEVICES = ("cpu", "cuda", "xla")
+GOOGLE_PCI_VENDOR = "0x1ae0"
+
+
+class BackendError(ValueError):
+    """A device or tracker that was asked for and is not there."""
+
+
+def tpu_attached() -> bool:
+    """Whether this machine has a TPU that torch_xla can use; starts no runtime."""
+    vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
+    if find_spec("torch_xla") is None or not any(v.read_text().strip() == GOOGLE_PCI_VENDOR for v in vendors):
+        return False  # without importing torch_xla, which takes seconds
+    from torch_xla._internal import tpu  # a network card of the same vendor is not a TPU: ask torch_xla
+
+    return tpu.num_available_chips() > 0
+
+
+def choose_device(requested: str | None = None) -> tuple[str, str]:
+    """The kind of device to run on, and why: a TPU if there is one, else CUDA, else the CPU.
+
+    Args:
+        requested: 'cpu', 'cuda' or 'xla'; None to choose. XLA on a CPU is never chosen, only asked for.
+    Returns:
+        'cpu', 'cuda' or 'xla', and a sentence for the log.
+    Raises:
+        BackendError: naming what was asked for and what is missing.
+    """
+    if requested is not None:
+        if requested not in DEVICES:
+            raise BackendError(f"device {requested!r} is not one of {', '.join(DEVICES)}")
+        if requested == "cuda" and not torch.cuda.is_available():
+            raise BackendError("device cuda was asked for, and PyTorch sees no CUDA GPU; use --device cpu")
+        if requested == "xla" and find_spec("torch_xla") is None:
+            raise BackendError("device xla was asked for, and torch_xla is not installed; pip install torch_xla==2.9.0")
+        return requested, "as asked for"
+    if tpu_attached():
+        return "xla", "a TPU is attached"
+    if torch.cuda.is_available():
+        return "cuda", "a CUDA GPU is there and no TPU"
+    return "cpu", "neither a TPU nor a CUDA GPU is there"
+
+
+class Backend:
+    """A device, the processes that share the work, and the precision.
+
+    Args:
+        device: 'cpu', 'cuda', 'xla' or None to choose.
+        use_amp: bf16 matmuls where the device has them; float32 with a warning elsewhere.
+        gpu_number: which GPU, where one process runs on CUDA; a number that is not there means the first.
+        log_with: name of an Accelerate tracker, or 'none'.
+        output_dir: where trackers write.
+    """
+
+    def __init__(
+        self,
+        device: str | None = None,
+        use_amp: bool = False,
+        gpu_number: int | str = 0,
+        log_with: str = "none",
+        output_dir: str | Path | None = None,
+    ) -> None:
+        self.kind, reason = choose_device(device)
+        if self.kind == "cuda" and "LOCAL_RANK" not in os.environ:
+            torch.cuda.set_device(self._gpu_index(gpu_number))
+        self.accelerator = _make_accelerator(self.kind, log_with, output_dir)
+        self.device = self.accelerator.device
+        self.rank, self.world_size = self.accelerator.process_index, self.accelerator.num_processes
+        self.is_main = self.accelerator.is_main_process
+        self.amp = use_amp and self._has_bf16()
+        self.description = f"device {self.device} ({reason}), {'bf16 matmuls' if self.amp else 'float32'}"
+
+    def _gpu_index(self, gpu_number: int | str) -> int:
+        index, count = int(gpu_number), torch.cuda.device_count()
+        if index < count:
+            return index
+        logger.warning("gpu_number %s is not there: this machine has %d GPU(s); taking number 0", index, count)
+        return 0
+
+    def _has_bf16(self) -> bool:
+        if self.kind == "xla" or (self.kind == "cuda" and torch.cuda.is_bf16_supported()):
+            return True
+        logger.warning("use_amp is true, but training on this %s is done in float32", self.kind.upper())
+        return False
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """bf16 inside matmuls where that was asked for and is there; parameters stay float32."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp)
+
+    def prepare(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        """The model wrapped for the processes there are, and the optimiser that goes with it."""
+        return self.accelerator.prepare(model, optimizer)
+
+    def gradients_stay_local(self, model: torch.nn.Module, local: bool) -> contextlib.AbstractContextManager:
+        """While `local`, gradients are accumulated without being exchanged between the processes."""
+        return self.accelerator.no_sync(model) if local else contextlib.nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of `loss`, a mean over this process's trials."""
+        self.accelerator.backward(loss)
+
+    def clip_gradients(self, parameters: list[torch.nn.Parameter], max_norm: float) -> torch.Tensor:
+        """Scale the gradients down to a total norm of max_norm (0: leave them); returns the norm before."""
+        return self.accelerator.clip_grad_norm_(parameters, max_norm or float("inf"))
+
+    def seed(self, *entropy: int) -> None:
+        """Seed every device's random numbers from a tuple of integers, the rank included by the caller.
+
+        Called before each micro-step, so that dropout is a function of (seed, step) and a resumed run draws what
+        the uninterrupted one would have drawn.
+        """
+        torch.manual_seed(self.fold_seed(*entropy))
+        if self.kind == "xla":
+            import torch_xla
+
+            torch_xla.manual_seed(self.fold_seed(*entropy) & 0x7FFFFFFF)
+
+    @staticmethod
+    def fold_seed(*entropy: int) -> int:
+        """One seed of 63 bits from several integers."""
+        return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)
+
+    def generator(self, *entropy: int) -> torch.Generator | None:
+        """A generator on the device; None on XLA, where a generator would fall back to the host."""
+        if self.kind == "xla":
+            self.seed(*entropy)
+            return None
+        return torch.Generator(self.device).manual_seed(self.fold_seed(*entropy))
+
+    def to_device(self, batches: Iterable[dict[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:
+        """The batches on the device; on CUDA the copy of pinned memory overlaps with computing."""
+        for batch in batches:
+            yield {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Elementwise sum of a tensor over the processes."""
+        return self.accelerator.reduce(values, reduction="sum") if self.world_size > 1 else values
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        """Numbers to the trackers."""
+        self.accelerator.log(values, step=step)
+
+    def log_image(self, name: str, image: np.ndarray, step: int) -> None:
+        """A picture (height, width, 3) of uint8 to the trackers that show pictures."""
+        for tracker in self.accelerator.trackers:
+            if tracker.name == "tensorboard":
+                tracker.log_images({name: image[None]}, step=step, dataformats="NHWC")
+            elif hasattr(tracker, "log_images"):
+                tracker.log_images({name: [image]}, step=step)
+
+    @property
+    def shows_images(self) -> bool:
+        """Whether a tracker takes pictures."""
+        return any(hasattr(tracker, "log_images") for tracker in self.accelerator.trackers)
+
+    def start_trackers(self, settings: dict[str, Any], first_step: int) -> None:
+        """Begin to log, after `first_step`: what an interrupted run logged beyond it is hidden."""
+        options = {"tensorboard": {"purge_step": first_step + 1}} if first_step else {}
+        self.accelerator.init_trackers("tensorboard", config=settings, init_kwargs=options)
+
+    def finish(self) -> None:
+        """Flush the trackers."""
+        self.accelerator.end_training()
+
+
+def _make_accelerator(kind: str, log_with: str, output_dir: str | Path | None) -> Any:
+    if kind != "xla" and "accelerate" not in sys.modules:
+        os.environ["USE_TORCH_XLA"] = "0"  # read once, when Accelerate is imported
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.tracking import get_available_trackers
+    from accelerate.utils import ProjectConfiguration
+
+    available = [str(tracker) for tracker in get_available_trackers()]
+    if log_with != "none" and log_with not in available:
+        raise BackendError(
+            f"log_with: {log_with!r} is not installed here; what is: {', '.join(available) or 'nothing'}, or none"
+        )
+    if PartialState._shared_state and PartialState().device.type != kind:
+        # Accelerate keeps one device a process; a script that asks for another one starts afresh.
+        AcceleratorState._reset_state(reset_partial_state=True)
+    directory = None if output_dir is None else str(output_dir)
+    accelerator = Accelerator(
+        cpu=kind == "cpu",
+        mixed_precision="no",  # autocast is ours: on TPU Accelerate's bf16 would round the weights themselves
+        log_with=None if log_with == "none" else log_with,
+        project_config=ProjectConfiguration(project_dir=directory, logging_dir=directory),
+    )
+    if accelerator.device.type != kind:
+        raise BackendError(
+            f"device {kind} was chosen, and Accelerate, imported before this module, is on {accelerator.device}; "
+            f"set USE_TORCH_XLA={int(kind == 'xla')} before importing accelerate"
+        )
+    return accelerator

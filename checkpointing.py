@@ -1,0 +1,139 @@
+"""Checkpoint files: written so that a kill or a full disk never costs the one before, and found again.
+
+A run's directory holds `checkpoint/best_checkpoint`, `checkpoint/last_checkpoint`, `checkpoint/args.yaml` and
+others by name. A file is a dict of tensors and plain Python values, read with `weights_only=True`.
+"""
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ADAM_COPIES = 3  # a parameter and its two moments
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing, unreadable, or does not fit; or a disk too small for one."""
+
+
+def save_checkpoint(state: dict[str, Any], path: Path) -> None:
+    """Write `state` to a temporary file, flush it to the disk, and rename it to `path`.
+
+    Raises:
+        CheckpointError: if it cannot be written; what stood at `path` is still there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _flush_directory(path.parent)
+    except (OSError, RuntimeError) as error:
+        temporary.unlink(missing_ok=True)
+        raise CheckpointError(f"{path}: not written ({error}); an earlier file of that name is untouched") from error
+
+
+def copy_checkpoint(source: Path, path: Path) -> None:
+    """Give a written checkpoint a second name, at no cost in space where the file system has hard links."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:
+        shutil.copyfile(source, temporary)
+    os.replace(temporary, path)
+    _flush_directory(path.parent)
+
+
+def _flush_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def load_checkpoint(path: Path, map_location: str | torch.device = "cpu") -> dict[str, Any]:
+    """Read a checkpoint, on the CPU unless told otherwise.
+
+    Raises:
+        CheckpointError: naming the file and what is wrong with it.
+    """
+    try:
+        state = torch.load(path, map_location=map_location, weights_only=True, mmap=map_location == "cpu")
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: no such checkpoint") from error
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{path}: not a readable checkpoint ({str(error).splitlines()[0]})") from error
+    missing = {"model_state_dict", "config", "preprocessing", "sessions", "step"} - set(state)
+    if missing:
+        raise CheckpointError(f"{path}: not a checkpoint of this project (no {', '.join(sorted(missing))})")
+    return state
+
+
+def find_checkpoint(model_path: str | Path) -> tuple[Path, Path]:
+    """The checkpoint file and the run's directory that `model_path` means.
+
+    Args:
+        model_path: a run's directory, its checkpoint directory, or a checkpoint file.
+    Returns:
+        the file (best_checkpoint, or last_checkpoint where no best one was written), and the run's directory.
+    """
+    path = Path(model_path).resolve()
+    if path.is_file():
+        return path, path.parent.parent if path.parent.name == "checkpoint" else path.parent
+    for directory in (path / "checkpoint", path):
+        for name in ("best_checkpoint", "last_checkpoint"):
+            if (directory / name).is_file():
+                run = directory.parent if directory.name == "checkpoint" else directory
+                return directory / name, run
+    raise CheckpointError(
+        f"{path}: no checkpoint there (looked for best_checkpoint and last_checkpoint, in it and in its "
+        "checkpoint folder); train first, or give --model_path"
+    )
+
+
+def latest_checkpoint(directory: Path) -> Path | None:
+    """The checkpoint that is furthest on, to resume from; None where there is none."""
+    candidates = [directory / "last_checkpoint", *directory.glob("*checkpoint_batch_*")]
+    found = [path for path in candidates if path.is_file()]
+    return max(found, key=lambda path: load_checkpoint(path)["step"], default=None)
+
+
+def remove_temporary_files(directory: Path) -> None:
+    """Remove what a killed process was writing."""
+    for path in directory.glob(".*.tmp"):
+        path.unlink()
+
+
+def check_disk(model: torch.nn.Module, config: Any) -> None:
+    """Refuse a run whose checkpoints would not fit on the disk.
+
+    Raises:
+        CheckpointError: with the space needed and free, and the settings that need less.
+    """
+    trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    fixed = sum(p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad)
+    size = trained * ADAM_COPIES + fixed
+    files = 2 + config.save_best_checkpoint + config.save_final_model  # last, and the one being written
+    if config.save_all_val_steps:
+        files += config.num_training_batches // config.batches_per_val_step
+    if config.batches_per_save:
+        files += config.num_training_batches // config.batches_per_save
+    directory = Path(config.checkpoint_dir)
+    standing = sum(path.stat().st_size for path in directory.glob("*checkpoint*")) if directory.is_dir() else 0
+    while not directory.exists():
+        directory = directory.parent
+    free = shutil.disk_usage(directory).free + standing
+    if files * size > free:
+        raise CheckpointError(
+            f"{config.checkpoint_dir}: {files} checkpoints of {size / 1e9:.2f} GB need {files * size / 1e9:.1f} GB, "
+            f"and {free / 1e9:.1f} GB are free; choose another output_dir, or save less "
+            "(batches_per_save, save_all_val_steps, save_final_model)"
+        )

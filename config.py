@@ -1,0 +1,770 @@
+"""The configuration of a run: rnn_args.yaml read into typed dataclasses, changed, checked and saved.
+
+    config = load_config("rnn_args.yaml", ["dataset.batch_size=16", "lr_max=1e-3"])
+    config.lr_max = 0.001              # the same value as
+    config["lr_max"] = 0.001
+    check_config(config)               # after a script changed values: every problem at once
+
+A key that is unknown, or whose value is of the wrong type or out of range, is never passed over in silence:
+reading lists all such problems in one ConfigError, assigning raises at once. rnn_args.yaml explains each key.
+"""
+
+import contextlib
+import copy
+import difflib
+import functools
+import math
+import numbers
+import os
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
+
+import yaml
+
+N_CLASSES = 41  # CTC blank, 39 phonemes, silence: the classes of the data's labels
+TRACKERS = (  # the trackers that Accelerate 1.15 knows, and none
+    *("tensorboard", "aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "trackio", "wandb"),
+    "none",
+)
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message lists every problem, one a line."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Limits of a number, stated in its type."""
+
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def holds(self, number: float) -> bool:
+        return (
+            (self.least is None or number >= self.least)
+            and (self.above is None or number > self.above)
+            and (self.below is None or number < self.below)
+        )
+
+    def __str__(self) -> str:
+        limits = (("at least", self.least), ("above", self.above), ("below", self.below))
+        return " and ".join(f"{words} {limit}" for words, limit in limits if limit is not None)
+
+
+Count = Annotated[int, Range(least=1)]
+CountOrZero = Annotated[int, Range(least=0)]
+Positive = Annotated[float, Range(above=0)]
+NotNegative = Annotated[float, Range(least=0)]
+Probability = Annotated[float, Range(least=0, below=1)]
+
+
+class Section:
+    """A group of keys: a dataclass whose keys can also be read and written as items."""
+
+    _section: ClassVar[str] = ""  # the dotted name, empty for the whole configuration
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        full = _join(self._section, key)
+        hint = _hints(type(self)).get(key)
+        if hint is None:
+            raise AttributeError(_unknown(full))
+        if is_dataclass(hint) and not isinstance(value, hint):
+            problems: dict[str, str] = {}
+            value = _build(hint, value, problems)
+            _refuse(problems)
+        elif not is_dataclass(hint):
+            try:
+                value = _convert(value, hint)
+            except _Mismatch as mismatch:
+                raise ConfigError(f"{full}: {mismatch}") from None
+        object.__setattr__(self, key, value)
+
+    def __getattr__(self, key: str) -> Any:  # called only where there is no such attribute
+        raise AttributeError(_unknown(_join(self._section, key)))
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self:
+            raise KeyError(_unknown(_join(self._section, str(key))))
+        return getattr(self, key)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key not in self:
+            raise KeyError(_unknown(_join(self._section, str(key))))
+        setattr(self, key, value)
+
+    def __contains__(self, key: object) -> bool:
+        return key in _hints(type(self))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def keys(self) -> list[str]:
+        return list(_hints(type(self)))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return getattr(self, key) if key in self else default
+
+    def copy(self) -> Self:
+        """A copy that shares nothing with this section."""
+        return copy.deepcopy(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A copy as a plain dict that holds only str, int, float, bool, None, list and dict."""
+        return {key: _plain(self[key]) for key in self.keys()}
+
+
+@dataclass
+class InputNetworkConfig(Section):
+    _section: ClassVar[str] = "model.input_network"
+
+    n_input_layers: Count = 1
+    input_layer_sizes: list[Count] = field(default_factory=lambda: [512])
+    input_trainable: bool = True
+    input_layer_dropout: Probability = 0.2
+
+
+@dataclass
+class ModelConfig(Section):
+    _section: ClassVar[str] = "model"
+
+    architecture: Literal["triple_gru", "gru"] = "triple_gru"
+    n_input_features: Count = 512
+    n_units: Count = 768
+    n_layers: Count = 3
+    noise_units: Count = 7168
+    noise_n_layers: Count = 2
+    noisy_n_layers: Count = 2
+    day_layers: Literal["per_branch", "shared"] = "per_branch"
+    rnn_dropout: Probability = 0.4
+    rnn_trainable: bool = True
+    patch_size: CountOrZero = 14
+    patch_stride: CountOrZero = 4
+    input_network: InputNetworkConfig = field(default_factory=InputNetworkConfig)
+
+
+@dataclass
+class AdversarialConfig(Section):
+    _section: ClassVar[str] = "adversarial"
+
+    enabled: bool = True
+    grl_lambda: NotNegative = 0.5
+    noisy_loss_weight: NotNegative = 0.2
+    noise_l2_weight: NotNegative = 0.0
+    warmup_steps: CountOrZero = 0
+
+
+@dataclass
+class DataTransformsConfig(Section):
+    _section: ClassVar[str] = "dataset.data_transforms"
+
+    white_noise_std: NotNegative = 1.0
+    constant_offset_std: NotNegative = 0.2
+    random_walk_std: NotNegative = 0.0
+    random_walk_axis: Literal[1, -1] = 1
+    static_gain_std: NotNegative = 0.0
+    random_cut: CountOrZero = 3
+    n_time_masks: CountOrZero = 0
+    time_mask_bins: Count = 40
+    n_channel_masks: CountOrZero = 0
+    channel_mask_size: Count = 64
+    smooth_data: bool = True
+    smooth_kernel_std: Annotated[float, Range(above=0, below=39)] = 2.0  # beyond, every tap is under 0.01
+    smooth_kernel_size: Count = 100
+
+
+@dataclass
+class DatasetConfig(Section):
+    _section: ClassVar[str] = "dataset"
+
+    dataset_dir: str = "data/hdf5_data_final"
+    neural_dim: Count = 512
+    feature_subset: list[CountOrZero] | None = None
+    n_classes: Count = N_CLASSES
+    max_seq_elements: Count = 500
+    batch_size: Count = 64
+    days_per_batch: Count = 4
+    must_include_days: list[int] | None = None
+    n_time_buckets: Count = 6
+    seed: CountOrZero = 1
+    num_dataloader_workers: CountOrZero = 0
+    loader_shuffle: bool = False
+    test_percentage: float | None = 0.1
+    bad_trials_dict: dict[str, dict[int, list[int]]] | None = None
+    data_transforms: DataTransformsConfig = field(default_factory=DataTransformsConfig)
+    sessions: list[str] = field(default_factory=list)
+    dataset_probability_val: list[int] | None = None
+
+
+@dataclass
+class Config(Section):
+    """The whole configuration. Its defaults are the original's; rnn_args.yaml explains every key."""
+
+    mode: str = "train"
+    seed: Annotated[int, Range(least=-1)] = 10
+    output_dir: str = "trained_models/baseline_rnn"
+    checkpoint_dir: str | None = None  # never None once set: it stands for output_dir/checkpoint
+    init_from_checkpoint: bool = False
+    init_checkpoint_path: str | None = None
+
+    use_tpu: bool = False
+    num_tpu_cores: Count = 8
+    gpu_number: int | str = "1"
+    use_amp: bool = True
+    gradient_accumulation_steps: Count = 1
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    adversarial: AdversarialConfig = field(default_factory=AdversarialConfig)
+
+    num_training_batches: Count = 120000
+    lr_scheduler_type: Literal["cosine", "linear"] = "cosine"
+    lr_max: Positive = 0.005
+    lr_min: NotNegative = 0.0001
+    lr_decay_steps: Count = 120000
+    lr_warmup_steps: CountOrZero = 1000
+    lr_max_day: Positive = 0.005
+    lr_min_day: NotNegative = 0.0001
+    lr_decay_steps_day: Count = 120000
+    lr_warmup_steps_day: CountOrZero = 1000
+    beta0: Probability = 0.9
+    beta1: Probability = 0.999
+    epsilon: Positive = 0.1
+    weight_decay: NotNegative = 0.001
+    weight_decay_day: NotNegative = 0.0
+    grad_norm_clip_value: NotNegative = 10.0
+
+    batches_per_train_log: Count = 200
+    batches_per_val_step: Count = 2000
+    batches_per_save: CountOrZero = 0
+    early_stopping: bool = False
+    early_stopping_val_steps: Count = 20
+    save_best_checkpoint: bool = True
+    save_all_val_steps: bool = False
+    save_final_model: bool = False
+    save_val_metrics: bool = True
+    save_val_logits: bool = True
+    save_val_data: bool = False
+    log_individual_day_val_PER: bool = True
+    log_val_skip_logs: bool = False
+    log_with: Literal[TRACKERS] = "tensorboard"
+
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        before = self.__dict__.get("output_dir")
+        super().__setattr__(key, value)
+        checkpoint_dir = self.__dict__.get("checkpoint_dir")
+        if key == "output_dir" and checkpoint_dir is not None:  # a checkpoint folder inside moves along
+            moved = _moved(checkpoint_dir, before, self.output_dir)
+            object.__setattr__(self, "checkpoint_dir", moved or checkpoint_dir)
+        elif key == "checkpoint_dir" and checkpoint_dir is None:
+            object.__setattr__(self, "checkpoint_dir", os.path.join(self.output_dir, "checkpoint"))
+
+
+PATHS = ("output_dir", "checkpoint_dir", "init_checkpoint_path", "dataset.dataset_dir")
+
+
+def load_config(path: str | os.PathLike, overrides: Sequence[str] = ()) -> Config:
+    """Read a configuration file, apply overrides, check everything.
+
+    Args:
+        path: a YAML file. Relative paths in it are relative to its folder.
+        overrides: `key=value` or `section.key=value`, values as in YAML; later ones win. Relative paths in
+            them are relative to the current directory. Overriding output_dir moves checkpoint_dir along.
+    Returns:
+        the configuration, with absolute paths.
+    Raises:
+        ConfigError: listing every problem.
+    """
+    path = os.fspath(path)
+    try:
+        with open(path, encoding="utf-8") as file:
+            data, problems = _read_yaml(file.read())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the configuration file: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: the configuration file is not UTF-8 text: {error}") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, as 2023-02-30
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    return _resolve({} if data is None else data, overrides, os.path.dirname(os.path.abspath(path)), problems, path)
+
+
+def config_from_dict(
+    data: Mapping[str, Any] | Config, overrides: Sequence[str] = (), base_dir: str | os.PathLike | None = None
+) -> Config:
+    """As `load_config`, from a mapping, whose relative paths start at base_dir (default: the current one)."""
+    return _resolve(data, overrides, os.path.abspath(base_dir or "."), {})
+
+
+def check_config(config: Config, source: str | None = None) -> None:
+    """Raise a ConfigError that lists every wrong value; looks at values only, never at files."""
+    problems: dict[str, str] = {}
+    _check(_build(Config, config, problems), problems)
+    _refuse(problems, source)
+
+
+def save_config(config: Config, path: str | os.PathLike) -> None:
+    """Write the configuration as a YAML file that `load_config` reads back to an equal one."""
+    path = os.fspath(path)
+    temporary = f"{path}.{os.getpid()}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        yaml.safe_dump(config.to_dict(), file, sort_keys=False, allow_unicode=True, width=110)
+    os.replace(temporary, path)
+
+
+def n_features(config: Config) -> int:
+    """Features that the model sees in a time bin: those of the subset where one is given."""
+    subset = config.dataset.feature_subset
+    return config.model.n_input_features if subset is None else len(subset)
+
+
+# ---- rules between keys, and values refused with a reason
+
+
+def _check(config: Config, problems: dict[str, str]) -> None:
+    """Add the broken rules to problems (key → message), but none about a key that has a problem already."""
+    wrong = set(problems)
+
+    def refuse(message: str, *keys: str) -> None:
+        """The keys that the rule is about, the one to change first."""
+        if not wrong.intersection(keys):
+            problems.setdefault(keys[0], message)
+
+    _check_run(config, refuse)
+    _check_model(config, refuse)
+    _check_dataset(config, refuse)
+
+
+def _check_run(config: Config, refuse: Callable[..., None]) -> None:
+    if config.mode != "train":
+        refuse(f"only 'train' is known, found {config.mode!r}; evaluate_model.py evaluates a model", "mode")
+    if config.init_from_checkpoint:
+        message = "not available yet; set it to false, or go on with the run itself by train_model.py --resume"
+        refuse(message, "init_from_checkpoint")
+    if not config.output_dir:
+        refuse("expected a folder, found nothing", "output_dir")
+    gpu_number = str(config.gpu_number)
+    if not (gpu_number.isascii() and gpu_number.isdigit()):
+        refuse(f"expected the number of one GPU, from 0, found {config.gpu_number!r}", "gpu_number")
+    for group in ("", "_day"):
+        pairs = (f"lr_min{group}", f"lr_max{group}"), (f"lr_warmup_steps{group}", f"lr_decay_steps{group}")
+        for less, more in pairs:
+            if config[less] > config[more]:
+                refuse(f"is above {more} ({config[less]} > {config[more]})", less, more)
+
+
+def _check_model(config: Config, refuse: Callable[..., None]) -> None:
+    model, network, subset = config.model, config.model.input_network, config.dataset.feature_subset
+    if model.architecture == "gru":
+        message = (
+            "the single-GRU decoder is not available yet (a file with neither this key nor an adversarial "
+            "section means it); set model.architecture: triple_gru and add an adversarial section"
+        )
+        refuse(message, "model.architecture")
+    if model.patch_size > 0 and model.patch_stride < 1:
+        message = f"expected at least 1, found {model.patch_stride}; model.patch_size: 0 switches patching off"
+        refuse(message, "model.patch_stride", "model.patch_size")
+    if model.n_input_features != config.dataset.neural_dim:
+        message = (
+            f"must equal dataset.neural_dim ({model.n_input_features} and {config.dataset.neural_dim}); "
+            "to use fewer features, set dataset.feature_subset"
+        )
+        refuse(message, "model.n_input_features", "dataset.neural_dim")
+    if network.n_input_layers != 1:
+        message = f"must be 1, found {network.n_input_layers}: there is one day layer a session"
+        refuse(message, "model.input_network.n_input_layers")
+    widths = [[config.dataset.neural_dim]] + ([[len(subset)]] if subset else [])
+    if network.input_layer_sizes not in widths:
+        message = (
+            f"must be {' or '.join(map(str, widths))}, found {network.input_layer_sizes}: "
+            "a day layer is as wide as its input"
+        )
+        key = "model.input_network.input_layer_sizes"
+        refuse(message, key, "dataset.neural_dim", "dataset.feature_subset")
+
+
+def _check_dataset(config: Config, refuse: Callable[..., None]) -> None:
+    dataset, subset, transforms = config.dataset, config.dataset.feature_subset, config.dataset.data_transforms
+    if not dataset.dataset_dir:
+        refuse("expected a folder, found nothing", "dataset.dataset_dir")
+    if dataset.n_classes != N_CLASSES:
+        message = f"must be {N_CLASSES} (blank, 39 phonemes, silence: the files'), found {dataset.n_classes}"
+        refuse(message, "dataset.n_classes")
+    if dataset.loader_shuffle:
+        message = "must be false: the plan of batches is random already, a function of dataset.seed and the step"
+        refuse(message, "dataset.loader_shuffle")
+    if dataset.test_percentage not in (None, 0.1):
+        message = f"must be 0.1 or null, since the files fix the split; found {dataset.test_percentage}"
+        refuse(message, "dataset.test_percentage")
+    if subset is not None:
+        keys = ("dataset.feature_subset", "dataset.neural_dim")
+        beyond = sorted(index for index in set(subset) if index >= dataset.neural_dim)
+        if not subset:
+            refuse("is empty; null takes all features", *keys)
+        elif beyond:
+            refuse(f"expected indices below neural_dim ({dataset.neural_dim}), found {_short(beyond)}", *keys)
+        elif _repeated(subset):
+            refuse(f"each feature once; found more than once: {_short(_repeated(subset))}", *keys)
+    if transforms.n_channel_masks > 0 and transforms.channel_mask_size > n_features(config):
+        message = f"is above the number of features ({transforms.channel_mask_size} > {n_features(config)})"
+        refuse(message, "dataset.data_transforms.channel_mask_size", "dataset.feature_subset")
+    _check_sessions(dataset, refuse)
+
+
+def _check_sessions(dataset: DatasetConfig, refuse: Callable[..., None]) -> None:
+    sessions, n_sessions = dataset.sessions, len(dataset.sessions)
+    if not sessions or "" in sessions:
+        refuse("expected the names of one or more folders in dataset.dataset_dir", "dataset.sessions")
+        return
+    if _repeated(sessions):
+        refuse(f"each session once; found more than once: {_short(_repeated(sessions))}", "dataset.sessions")
+    in_val = dataset.dataset_probability_val
+    if in_val is not None:
+        keys = ("dataset.dataset_probability_val", "dataset.sessions")
+        if len(in_val) != n_sessions:
+            refuse(f"expected one entry a session ({n_sessions}), found {len(in_val)}; null: all 1", *keys)
+        elif set(in_val) - {0, 1}:
+            refuse(f"expected 1 (validate on the session) or 0 (do not) each, found {_short(in_val)}", *keys)
+    days = dataset.must_include_days
+    if days is not None:
+        keys = ("dataset.must_include_days", "dataset.sessions", "dataset.days_per_batch")
+        if not all(-n_sessions <= day < n_sessions for day in days):
+            refuse(f"expected indices from {-n_sessions} to {n_sessions - 1}, found {_short(days)}", *keys)
+        elif _repeated([day % n_sessions for day in days]):
+            refuse(f"each session once, found {days} (-1 is the last of {n_sessions})", *keys)
+        elif len(days) > dataset.days_per_batch:
+            refuse(f"{len(days)} sessions are more than days_per_batch ({dataset.days_per_batch})", *keys)
+    unknown = [session for session in dataset.bad_trials_dict or {} if session not in sessions]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], sessions, 1, 0.0)[0]
+        message = f"not in dataset.sessions: {_short(unknown)}; the nearest session is {near}"
+        refuse(message, "dataset.bad_trials_dict", "dataset.sessions")
+
+
+# ---- reading
+
+
+class _Mismatch(ValueError):
+    """A value that does not have its key's type."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that remembers keys given twice in a mapping (YAML itself lets the last one win)."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self.duplicates: dict[str, str] = {}
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        lines: dict[str, int] = {}
+        for key_node, _ in node.value:
+            key, line = key_node.value, key_node.start_mark.line + 1
+            if isinstance(key, str) and key != "<<":
+                if key in lines:
+                    self.duplicates[f"line {line}"] = f"{key} is given twice, first in line {lines[key]}"
+                lines.setdefault(key, line)
+        return super().construct_mapping(node, deep)
+
+
+def _read_yaml(text: str) -> tuple[Any, dict[str, str]]:
+    """The document, and the keys given twice (line → message)."""
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data(), loader.duplicates
+    finally:
+        loader.dispose()
+
+
+def _resolve(
+    data: Any, overrides: Sequence[str], base_dir: str, problems: dict[str, str], source: str | None = None
+) -> Config:
+    """Apply the overrides, make paths absolute, build and check."""
+    data = _plain(data)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{source or 'configuration'}: expected keys with values (seed: 10), found {_found(data)}")
+    for key in PATHS:
+        _put(data, key, _absolute(_look_up(data, key, _default(key)), base_dir))
+    given = {}
+    for override in [overrides] if isinstance(overrides, str) else overrides:
+        key, equals, text = (part.strip() for part in override.partition("="))
+        try:
+            if not equals:
+                raise _Mismatch("an override is written key=value")
+            given[key] = _override_value(key, text)
+        except _Mismatch as mismatch:
+            problems[key] = str(mismatch)
+    if "output_dir" in given and "checkpoint_dir" not in given:  # two runs must not meet in one folder
+        folders = [_look_up(data, "checkpoint_dir"), _look_up(data, "output_dir"), given["output_dir"]]
+        inside = all(isinstance(folder, str) for folder in folders) and _moved(*folders)
+        given["checkpoint_dir"] = inside or None
+    for key, value in given.items():
+        _put(data, key, _absolute(value, os.getcwd()) if key in PATHS else value)
+    if _look_up(data, "model.architecture") is None:
+        _put(data, "model.architecture", "gru" if data.get("adversarial") is None else "triple_gru")
+    config = _build(Config, data, problems)
+    _check(config, problems)
+    _refuse(problems, source)
+    return config
+
+
+def _override_value(key: str, text: str) -> Any:
+    """The value of an override: text where the key holds text, YAML elsewhere."""
+    hint = _hint(key)
+    if hint is None:
+        raise _Mismatch(_unknown(key))
+    if is_dataclass(hint):
+        raise _Mismatch(f"is a section; override its keys one by one, as in {key}.{next(iter(_hints(hint)))}=…")
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    members = get_args(hint) if get_origin(hint) is types.UnionType else (hint,)
+    if str in members and not quoted:  # a path may hold anything: `a: b`, `#1`, 123
+        nothing = type(None) in members and text in ("", "~", "null", "none", "None")
+        return None if nothing else text
+    try:
+        value, duplicates = _read_yaml(text)
+    except yaml.YAMLError:
+        raise _Mismatch(f"the value is not valid YAML: {text!r}") from None
+    if duplicates:
+        raise _Mismatch(", ".join(duplicates.values()))
+    return value
+
+
+def _build(cls: type, data: Any, problems: dict[str, str]) -> Any:
+    """A section from a mapping or section; what is wrong is added to problems and gets its default."""
+    if data is None:
+        data = {}
+    if not isinstance(data, Mapping | Section):
+        problems[cls._section or "the configuration"] = f"expected a section of keys, found {_found(data)}"
+        data = {}
+    values = {}
+    hints = _hints(cls)
+    for key in data.keys():  # noqa: SIM118 (a Section is no Mapping)
+        full, hint = _join(cls._section, str(key)), hints.get(key)
+        if hint is None:
+            problems[full] = _unknown(full)
+        elif is_dataclass(hint):
+            values[key] = _build(hint, data[key], problems)
+        else:
+            try:
+                values[key] = _convert(data[key], hint)
+            except _Mismatch as mismatch:
+                problems[full] = str(mismatch)
+    return cls(**values)
+
+
+def _convert(value: Any, hint: Any) -> Any:
+    """The value as the hint's type, plain Python; raises _Mismatch with what was expected and found."""
+    if hasattr(value, "tolist"):  # numpy's scalars and arrays, tensors
+        value = value.tolist()
+    origin, arguments = get_origin(hint), get_args(hint)
+    mismatch = _Mismatch(f"expected {_describe(hint)}, found {_found(value)}")
+    if origin is Annotated:
+        base, limits = arguments
+        try:
+            value = _convert(value, base)
+        except _Mismatch:
+            raise mismatch from None
+        if not limits.holds(value):
+            raise mismatch
+        return value
+    if origin is types.UnionType:
+        if type(None) in arguments and (value is None or value == "None"):  # YAML reads None as a text
+            return None
+        members = [member for member in arguments if member is not type(None)]
+        if len(members) == 1:
+            return _convert(value, members[0])
+        for member in members:
+            with contextlib.suppress(_Mismatch):
+                return _convert(value, member)
+        raise mismatch
+    if origin is Literal:
+        for choice in arguments:
+            if value == choice and type(value) is type(choice):
+                return choice
+        raise mismatch
+    if origin is list:
+        if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+            raise mismatch
+        return [_convert_entry(f"entry {n}", item, arguments[0]) for n, item in enumerate(value, 1)]
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise mismatch
+        result = {}
+        for key, item in value.items():
+            number = arguments[0] is int and isinstance(key, str) and key.isdecimal()
+            key = _convert_entry(f"entry {key}", int(key) if number else key, arguments[0])
+            result[key] = _convert_entry(f"entry {key}", item, arguments[1])
+        return result
+    if hint is str and isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    if hint is bool and isinstance(value, bool):
+        return value
+    if hint in (int, float) and not isinstance(value, bool):
+        if isinstance(value, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", value):
+            value = float(value)  # YAML 1.1 reads 1e-3 as a text
+        if isinstance(value, numbers.Integral):
+            return hint(value)
+        if isinstance(value, numbers.Real) and math.isfinite(value) and (hint is float or value == int(value)):
+            return hint(value)
+    raise mismatch
+
+
+def _convert_entry(name: str, value: Any, hint: Any) -> Any:
+    try:
+        return _convert(value, hint)
+    except _Mismatch as mismatch:
+        raise _Mismatch(f"{name}: {mismatch}") from None
+
+
+# ---- words for messages
+
+
+def _refuse(problems: dict[str, str], source: str | None = None) -> None:
+    """Raise a ConfigError with all problems, if there are any."""
+    if problems:
+        number = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
+        lines = "".join(f"\n  {key}: {message}" for key, message in problems.items())
+        raise ConfigError(f"{number} in the configuration{f' {source}' if source else ''}:{lines}")
+
+
+def _unknown(key: str) -> str:
+    """Words for an unknown dotted key, with the nearest valid one: alike in name, section, or both."""
+    section, _, leaf = key.rpartition(".")
+
+    def likeness(candidate: str) -> float:
+        its_section, _, its_leaf = candidate.rpartition(".")
+        names = difflib.SequenceMatcher(None, leaf.lower(), its_leaf.lower()).ratio()
+        whole = difflib.SequenceMatcher(None, key.lower(), candidate.lower()).ratio()
+        return names + whole + 0.15 * (section == its_section)
+
+    return f"unknown key {key}; the nearest valid key is {max(_all_keys(), key=likeness)}"
+
+
+def _describe(hint: Any) -> str:
+    """`a whole number of at least 1` for Annotated[int, Range(least=1)], and so on."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return f"{_describe(arguments[0])} ({arguments[1]})"
+    if origin is types.UnionType:
+        return " or ".join(_describe(member) for member in arguments)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, arguments))
+    if origin is list:
+        return f"a list (each entry {_describe(arguments[0])})"
+    if origin is dict:
+        return f"a mapping of {_describe(arguments[0])} to {_describe(arguments[1])}"
+    words = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "a text",
+        type(None): "null",
+    }
+    return words[hint]
+
+
+def _found(value: Any) -> str:
+    if value is None:
+        return "null (nothing)"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f"the text {_short(value)}"
+    if isinstance(value, numbers.Number):
+        return str(value)
+    kind = {dict: "a section", list: "a list", tuple: "a list"}.get(type(value), f"a {type(value).__name__}")
+    return f"{kind}: {_short(value)}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+def _repeated(items: Sequence) -> list:
+    return sorted({item for item in items if items.count(item) > 1})
+
+
+# ---- keys and nested mappings
+
+
+def _join(section: str, key: str) -> str:
+    return f"{section}.{key}" if section else key
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    """Key → type of a section."""
+    return {entry.name: entry.type for entry in fields(cls)}
+
+
+def _hint(key: str) -> Any:
+    """Type of a dotted key, None where there is no such key."""
+    hint: Any = Config
+    for part in key.split("."):
+        hint = _hints(hint).get(part) if is_dataclass(hint) else None
+    return hint
+
+
+@functools.cache
+def _all_keys(cls: type = Config) -> tuple[str, ...]:
+    """Every dotted key, sections too."""
+    keys: list[str] = []
+    for key, hint in _hints(cls).items():
+        keys.append(_join(cls._section, key))
+        keys.extend(_all_keys(hint) if is_dataclass(hint) else ())
+    return tuple(keys)
+
+
+def _default(key: str) -> Any:
+    value: Any = Config()
+    for part in key.split("."):
+        value = value[part]
+    return None if key == "checkpoint_dir" else value
+
+
+def _look_up(data: Any, key: str, default: Any = None) -> Any:
+    """The value of a dotted key in nested dicts, the default where it is absent."""
+    for part in key.split("."):
+        if not isinstance(data, dict) or part not in data:
+            return default
+        data = data[part]
+    return data
+
+
+def _put(data: dict, key: str, value: Any) -> None:
+    """Set a dotted key in nested dicts; a section that is no mapping is left as it is, to be refused."""
+    *sections, leaf = key.split(".")
+    for section in sections:
+        if data.get(section) is None:
+            data[section] = {}
+        data = data[section]
+        if not isinstance(data, dict):
+            return
+    data[leaf] = value
+
+
+def _plain(value: Any) -> Any:
+    """A copy in dicts and lists."""
+    if isinstance(value, Section):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _absolute(path: Any, base_dir: str) -> Any:
+    """The path below base_dir; anything that is no path (null, a wrong type) as it is."""
+    if not isinstance(path, str | os.PathLike) or path in ("", "None"):
+        return path
+    return os.path.abspath(os.path.join(base_dir, os.path.expanduser(path)))
+
+
+def _moved(folder: str, old: str, new: str) -> str | None:
+    """Where a folder inside `old` comes to lie when `old` becomes `new`; None where it is not inside."""
+    relative = os.path.relpath(folder, old)
+    return None if relative.split(os.sep)[0] == os.pardir else os.path.normpath(os.path.join(new, relative))

@@ -1,0 +1,291 @@
+"""The decoder: a noise estimate is subtracted from the neural signal, and phonemes are read from what is left.
+
+    features (B, T, F) -> day layer -> patches (B, P, patch_size * F) = x
+    noise  = NoiseModel(x)
+    clean  = CleanSpeechModel(x - noise)                     phoneme logits: the decoder's output
+    noisy  = NoisySpeechModel(reverse_gradient(noise))       training only
+
+The NoisySpeechModel tries to read phonemes from the noise estimate. Behind a gradient reversal layer
+(Ganin and Lempitsky, ICML 2015) its success teaches the NoiseModel to keep speech out of the noise. Day layers,
+patches and the recurrent decoder follow Card et al., NEJM 2024.
+
+Axes: B trials, T time bins of 20 ms, F features, P patches, W = patch_size * F, H hidden units, C classes, D days.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ctc import output_lengths
+from recurrent import GRU
+
+States = tuple[torch.Tensor, ...]
+
+
+class _ReverseGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, grl_lambda: torch.Tensor | float) -> torch.Tensor:
+        ctx.grl_lambda = grl_lambda
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        grl_lambda = ctx.grl_lambda
+        if isinstance(grl_lambda, torch.Tensor):
+            grl_lambda = grl_lambda.to(grad.dtype)
+        return -grl_lambda * grad, None
+
+
+class GradientReversal(nn.Module):
+    """Identity forward; the gradient times -grl_lambda backward.
+
+    grl_lambda is a number, or a tensor of one element: on XLA a number that changes between steps would be
+    compiled anew at 0 and at 1, a tensor never is.
+    """
+
+    def forward(self, x: torch.Tensor, grl_lambda: torch.Tensor | float = 1.0) -> torch.Tensor:
+        return _ReverseGradient.apply(x, grl_lambda)
+
+
+class DayLayers(nn.Module):
+    """One affine map and softsign a recording day, for the drift of the signal between days.
+
+    The maps of all days are one stacked tensor, from which a batch takes its own by index: one operation
+    whatever the number of days, and a static shape.
+
+    Args:
+        n_days: D.
+        n_features: F. The maps start as identity, the biases as zero.
+        dropout: of the output, in training only.
+    """
+
+    def __init__(self, n_days: int, n_features: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.eye(n_features).repeat(n_days, 1, 1))
+        self.biases = nn.Parameter(torch.zeros(n_days, 1, n_features))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor, day_idx: torch.Tensor) -> torch.Tensor:
+        """x (B, T, F), day_idx (B,) integers -> (B, T, F)."""
+        weights = self.weights.index_select(0, day_idx)
+        biases = self.biases.index_select(0, day_idx)
+        x = torch.bmm(x.to(weights.dtype), weights)
+        return self.dropout(F.softsign(x + biases.to(x.dtype)))
+
+
+def make_patches(x: torch.Tensor, patch_size: int, patch_stride: int) -> torch.Tensor:
+    """Each output frame sees patch_size bins, patch_stride bins after the one before.
+
+    Built from strided slices, since `unfold` leaves the device on XLA.
+
+    Args:
+        x: (B, T, F) with T >= patch_size.
+    Returns:
+        (B, P, patch_size * F), the bins of a patch in order of time, each with its F features;
+        x itself where patch_size is 0.
+    """
+    if patch_size == 0:
+        return x
+    span = (output_lengths(x.shape[1], patch_size, patch_stride) - 1) * patch_stride + 1
+    return torch.cat([x[:, i : i + span : patch_stride] for i in range(patch_size)], dim=-1)
+
+
+class NoiseModel(nn.Module):
+    """Estimates the noise in the patched signal.
+
+    With as many units as the patch is wide (the documents' scale) the last GRU layer is the estimate. With fewer
+    units a linear projection widens it, at a fraction of the parameters.
+
+    Args:
+        width: W, of the patched signal and of the estimate.
+        n_units: H.
+        n_layers: GRU layers; 2 in the documents.
+        dropout: between GRU layers.
+    """
+
+    def __init__(self, width: int, n_units: int, n_layers: int = 2, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.recurrent = GRU(width, n_units, n_layers, dropout)
+        self.projection = None if n_units == width else nn.Linear(n_units, width)
+        if self.projection is not None:
+            nn.init.xavier_uniform_(self.projection.weight)
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """x (B, P, W) -> noise (B, P, W), last states (L, B, H)."""
+        hidden, state = self.recurrent(x, state)
+        return (hidden if self.projection is None else self.projection(hidden)), state
+
+
+class SpeechModel(nn.Module):
+    """GRU and linear classifier: phoneme logits from a patched signal.
+
+    Args:
+        width: W, of the input.
+        n_units: H.
+        n_layers: GRU layers.
+        n_classes: C.
+        dropout: between GRU layers.
+    """
+
+    def __init__(self, width: int, n_units: int, n_layers: int, n_classes: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.recurrent = GRU(width, n_units, n_layers, dropout)
+        self.out = nn.Linear(n_units, n_classes)
+        nn.init.xavier_uniform_(self.out.weight)
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """x (B, P, W) -> logits (B, P, C), last states (L, B, H)."""
+        hidden, state = self.recurrent(x, state)
+        return self.out(hidden), state
+
+
+class CleanSpeechModel(SpeechModel):
+    """Reads phonemes from the denoised signal: the decoder proper. 3 GRU layers in the documents."""
+
+
+class NoisySpeechModel(SpeechModel):
+    """Reads phonemes from the noise estimate, as its adversary, while training. 2 GRU layers in the documents."""
+
+
+class TripleGRUDecoder(nn.Module):
+    """NoiseModel, CleanSpeechModel and NoisySpeechModel behind day layers and patches.
+
+    Args:
+        n_features: F.
+        n_units: H of both speech models.
+        n_days: D.
+        n_classes: C, with class 0 the CTC blank.
+        noise_units: H of the NoiseModel; patch_size * F, or fewer with a projection.
+        patch_size, patch_stride: in bins; patch_size 0 switches patching off.
+        rnn_dropout: between GRU layers.
+        input_dropout: after the day layers.
+        shared_day_layers: one set of day layers for both branches, or one for each of them. With one for each,
+            noise = NoiseModel(patches(noise_day_layers(features))) is subtracted from
+            patches(day_layers(features)).
+        n_layers, noise_n_layers, noisy_n_layers: GRU layers of the clean, noise and noisy models.
+    """
+
+    def __init__(
+        self,
+        n_features: int,
+        n_units: int,
+        n_days: int,
+        n_classes: int,
+        noise_units: int,
+        patch_size: int = 14,
+        patch_stride: int = 4,
+        rnn_dropout: float = 0.0,
+        input_dropout: float = 0.0,
+        shared_day_layers: bool = True,
+        n_layers: int = 3,
+        noise_n_layers: int = 2,
+        noisy_n_layers: int = 2,
+    ) -> None:
+        super().__init__()
+        self.patch_size, self.patch_stride = patch_size, patch_stride
+        width = n_features * max(patch_size, 1)
+        self.day_layers = DayLayers(n_days, n_features, input_dropout)
+        self.noise_day_layers = None if shared_day_layers else DayLayers(n_days, n_features, input_dropout)
+        self.noise_model = NoiseModel(width, noise_units, noise_n_layers, rnn_dropout)
+        self.clean_speech_model = CleanSpeechModel(width, n_units, n_layers, n_classes, rnn_dropout)
+        self.noisy_speech_model = NoisySpeechModel(width, n_units, noisy_n_layers, n_classes, rnn_dropout)
+        self.gradient_reversal = GradientReversal()
+
+    def denoise(
+        self, x: torch.Tensor, day_idx: torch.Tensor, noise_state: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The patched signal, the noise estimate in it, and the NoiseModel's last states.
+
+        Args:
+            x: (B, T, F).
+            day_idx: (B,) integers.
+        Returns:
+            signal (B, P, W), noise (B, P, W), states (L, B, H). The denoised signal is signal - noise.
+        """
+        signal = make_patches(self.day_layers(x, day_idx), self.patch_size, self.patch_stride)
+        noise_input = signal
+        if self.noise_day_layers is not None:
+            noise_input = make_patches(self.noise_day_layers(x, day_idx), self.patch_size, self.patch_stride)
+        noise, noise_state = self.noise_model(noise_input, noise_state)
+        return signal, noise, noise_state
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        day_idx: torch.Tensor,
+        mode: str = "inference",
+        grl_lambda: torch.Tensor | float = 0.5,
+        states: States | None = None,
+        return_state: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor | States, ...]:
+        """Phoneme logits.
+
+        A long trial may come in pieces: pieces that overlap by patch_size - patch_stride bins, each with the
+        states that the one before returned, give the logits of the whole.
+
+        Args:
+            x: (B, T, F), T >= patch_size.
+            day_idx: (B,) integers, the trials' days.
+            mode: 'inference' and 'denoise' run the NoiseModel and the CleanSpeechModel; 'full' the
+                NoisySpeechModel as well.
+            grl_lambda: strength of the gradient reversal, a number or a tensor of one element; in mode 'full'.
+            states: what a call with return_state returned last, from the same mode.
+            return_state: return the last states too.
+        Returns:
+            mode 'inference': clean_logits (B, P, C), or (clean_logits, states).
+            mode 'denoise': (clean_logits, noise_output), or (clean_logits, noise_output, states).
+            mode 'full': (clean_logits, noisy_logits, noise_output), with noise_output (B, P, W), or
+            (clean_logits, noisy_logits, noise_output, states).
+        Raises:
+            ValueError: for another mode, or fewer bins than one patch.
+        """
+        if mode not in ("inference", "denoise", "full"):
+            raise ValueError(f"mode is 'inference', 'denoise' or 'full', not {mode!r}")
+        if x.shape[1] < max(self.patch_size, 1):
+            raise ValueError(f"{x.shape[1]} time bins are fewer than one patch of {self.patch_size}")
+        noise_state, clean_state, noisy_state = (*(states or ()), None, None, None)[:3]
+        signal, noise, noise_state = self.denoise(x, day_idx, noise_state)
+        clean_logits, clean_state = self.clean_speech_model(signal - noise.to(signal.dtype), clean_state)
+        outputs, states = (clean_logits,), (noise_state, clean_state)
+        if mode == "denoise":
+            outputs = (clean_logits, noise)
+        elif mode == "full":
+            noisy_input = self.gradient_reversal(noise, grl_lambda)
+            noisy_logits, noisy_state = self.noisy_speech_model(noisy_input, noisy_state)
+            outputs, states = (clean_logits, noisy_logits, noise), (*states, noisy_state)
+        if return_state:
+            return (*outputs, states)
+        return outputs if len(outputs) > 1 else clean_logits
+
+
+def build_model(config: Any) -> TripleGRUDecoder:
+    """The model that a configuration (see config.py) describes, on the default device, in float32.
+
+    Parts that the configuration holds fixed (`model.rnn_trainable`, `model.input_network.input_trainable`), and
+    the NoisySpeechModel where `adversarial.enabled` is false, take no gradient.
+    """
+    model, dataset = config.model, config.dataset
+    decoder = TripleGRUDecoder(
+        n_features=len(dataset.feature_subset) if dataset.feature_subset else model.n_input_features,
+        n_units=model.n_units,
+        n_days=len(dataset.sessions),
+        n_classes=dataset.n_classes,
+        noise_units=model.noise_units,
+        patch_size=model.patch_size,
+        patch_stride=model.patch_stride,
+        rnn_dropout=model.rnn_dropout,
+        input_dropout=model.input_network.input_layer_dropout,
+        shared_day_layers=model.day_layers == "shared",
+        n_layers=model.n_layers,
+        noise_n_layers=model.noise_n_layers,
+        noisy_n_layers=model.noisy_n_layers,
+    )
+    decoder.noisy_speech_model.requires_grad_(config.adversarial.enabled)
+    for name, parameter in decoder.named_parameters():
+        if "day_layers." in name:
+            parameter.requires_grad_(model.input_network.input_trainable)
+        elif ".recurrent." in name and not model.rnn_trainable:
+            parameter.requires_grad_(False)
+    return decoder

@@ -1,0 +1,580 @@
+"""The trainer: one loop over optimiser steps, with validation, checkpoints, resuming and logging.
+
+    trainer = BrainToTextDecoder_Trainer(load_config("rnn_args.yaml"))
+    statistics = trainer.train()                  # called again, it goes on for another round
+    logits = trainer.inference(features, day_indices, n_time_steps)
+
+All that is random in a step is a function of (seed, step), and so is the choice of its trials: a run that was killed
+and resumed is the run that was not.
+"""
+
+import copy
+import json
+import logging
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from backend import Backend
+from checkpointing import (
+    CheckpointError,
+    check_disk,
+    copy_checkpoint,
+    latest_checkpoint,
+    load_checkpoint,
+    remove_temporary_files,
+    save_checkpoint,
+)
+from config import Config, check_config, save_config
+from ctc import ctc_loss, greedy_decode, output_lengths
+from data_augmentations import transform_data
+from dataset import EvalBatches, TrainBatches, batch_shapes, make_loader
+from dataset_index import Trial, index_splits
+from evaluate_model_helpers import ErrorCount, count_errors, phonemes_to_text, sum_errors
+from loss import adversarial_ramp, trial_losses
+from optimizer import learning_rates, make_optimizer, set_learning_rates
+from rnn_model import build_model
+from run_directory import remove_run, take_free_directory
+from training_log import log_to_file, log_to_terminal, progress_bar
+from trial_figure import trial_figure
+
+logger = logging.getLogger("b2txt")
+
+# Streams of random numbers, so that no two uses of (seed, step) draw the same.
+INITIALISATION, DROPOUT, AUGMENTATION = range(3)
+STEP_METRICS = ("loss", "clean_ctc", "noisy_ctc", "noise_l2", "gradient_norm")
+BLANK_VALIDATIONS = 3  # so many validations with nothing but blanks are called a failure
+
+
+class TrainingDiverged(RuntimeError):
+    """The loss or the gradient is no longer a number."""
+
+
+class BrainToTextDecoder_Trainer:
+    """Trains the decoder that a configuration describes.
+
+    Everything is checked when the trainer is made: configuration, every data file, the disk.
+
+    Args:
+        config: from load_config; copied.
+        device: 'cpu', 'cuda' or 'xla'; None to choose.
+        existing: what to do with an output directory that holds a run. 'keep': write into the next free
+            numbered directory, and say so. 'resume': go on from its latest checkpoint, or from the start if it
+            has none. 'overwrite': remove it, after everything was checked.
+
+    Raises:
+        ConfigError, DataError, BackendError, CheckpointError: all of them ValueErrors that say what to do.
+    """
+
+    def __init__(self, config: Config, device: str | None = None, existing: str = "keep") -> None:
+        check_config(config)
+        self.config = config = copy.deepcopy(config)
+        if config.seed == -1:
+            config.seed = int.from_bytes(os.urandom(3), "little")
+        if existing == "keep":
+            take_free_directory(config)
+        self.output_dir, self.checkpoint_dir = Path(config.output_dir), Path(config.checkpoint_dir)
+        self.backend = Backend(device, config.use_amp, config.gpu_number, config.log_with, self.output_dir)
+        log_to_terminal(self.backend.is_main)
+        self._load_data()
+        self._build()
+        check_disk(self.model, config)
+        resumed = existing == "resume" and self._resume()
+        if existing == "overwrite" and self.backend.is_main:
+            remove_run(self.output_dir, self.checkpoint_dir)
+        self._open_output(resumed)
+
+    # ---- setting up ----------------------------------------------------------------------------------------------
+
+    def _load_data(self) -> None:
+        config, backend = self.config, self.backend
+        left_out: list[tuple[Trial, str]] = []
+        splits = index_splits(config, ("train", "val"), left_out=left_out)
+        self.train_trials, self.val_trials = splits["train"], splits["val"]
+        # Val trials that cannot be decoded count as deletions, so that leaving them out does not flatter the PER.
+        self.undecodable = [trial for trial, _ in left_out if trial.split == "val"]
+        shapes = batch_shapes(self.train_trials + self.val_trials, config)
+        self.train_batches = TrainBatches(self.train_trials, config, backend.rank, backend.world_size, shapes)
+        self.val_batches = EvalBatches(
+            self.val_trials, config, rank=backend.rank, world_size=backend.world_size, shapes=shapes
+        )
+
+    def _build(self) -> None:
+        config, backend = self.config, self.backend
+        backend.seed(config.seed, INITIALISATION)
+        self.model = build_model(config).to(backend.device)
+        self.optimizer = make_optimizer(self.model, config, backend.device)
+        self.wrapped_model, self.wrapped_optimizer = backend.prepare(self.model, self.optimizer)
+        self.trained_parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.step = 0  # optimiser steps done
+        self.train_losses: list[float] = []
+        self.val_losses: list[float] = []
+        self.val_PERs: list[float] = []
+        self.val_metrics: list[dict[str, Any]] = []
+        self.best_PER, self.best_loss, self.best_step = math.inf, math.inf, 0
+        self.validations_without_gain = 0
+        self._pending: list[torch.Tensor] = []  # STEP_METRICS of the steps since they were last fetched
+
+    def _open_output(self, resumed: bool) -> None:
+        config, backend = self.config, self.backend
+        if backend.is_main:
+            self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
+            remove_temporary_files(self.checkpoint_dir)
+            log_to_file(self.output_dir / "training_log")
+            save_config(config, self.checkpoint_dir / "args.yaml")
+        backend.start_trackers(_flat(config.to_dict()), self.step)
+        n_parameters = sum(p.numel() for p in self.model.parameters())
+        global_batch = config.dataset.batch_size * config.gradient_accumulation_steps * backend.world_size
+        logger.info("%s", backend.description)
+        if config.use_tpu and backend.kind != "xla":
+            logger.info("use_tpu is true and no TPU is attached: going on without one")
+        logger.info("model: %s parameters, %d sessions", f"{n_parameters:,}", len(config.dataset.sessions))
+        logger.info(
+            "batch: %d trials a device x %d accumulated x %d process(es) = %d an optimiser step",
+            config.dataset.batch_size, config.gradient_accumulation_steps, backend.world_size, global_batch,
+        )  # fmt: skip
+        logger.info(
+            "data: %d train and %d val trials; lengths padded to %s bins",
+            len(self.train_trials), len(self.val_trials), list(self.train_batches.shapes.buckets),
+        )  # fmt: skip
+        logger.info("output: %s%s", self.output_dir, f", resumed after batch {self.step}" if resumed else "")
+
+    # ---- training ------------------------------------------------------------------------------------------------
+
+    def train(self) -> dict[str, list]:
+        """Train to the next multiple of num_training_batches, or until early stopping.
+
+        Returns:
+            train_losses (one an optimiser step), val_losses, val_PERs and val_metrics (one a validation), from the
+            first step on.
+        Raises:
+            TrainingDiverged: when the loss or the gradient is no longer finite; checkpoints hold the last state
+                that was.
+        """
+        config, accumulation = self.config, self.config.gradient_accumulation_steps
+        target = (self.step // config.num_training_batches + 1) * config.num_training_batches
+        loader = make_loader(self.train_batches, config, start=self.step * accumulation, end=target * accumulation)
+        batches = self.backend.to_device(loader)
+        self._interval_start, self._interval_step = time.perf_counter(), self.step
+        with progress_bar(target, self.step) as self.bar:
+            while self.step < target:
+                self._pending.append(self.train_step([next(batches) for _ in range(accumulation)]))
+                self.step += 1
+                self.bar.update()
+                last = self.step == target
+                if self.step % config.batches_per_train_log == 0 or last:
+                    self._log_training()
+                if self.step % config.batches_per_val_step == 0 or last:
+                    if self._validate_and_save():
+                        break
+                if config.batches_per_save and self.step % config.batches_per_save == 0:
+                    self._fetch_losses()
+                    self._save_checkpoint(f"checkpoint_batch_{self.step}")
+        if config.save_final_model:
+            self._save_checkpoint(f"final_checkpoint_batch_{self.step}")
+        logger.info(
+            "trained %d batches; best val PER %.2f%% after batch %d",
+            self.step,
+            100 * self.best_PER,
+            self.best_step,
+        )
+        return {
+            "train_losses": self.train_losses,
+            "val_losses": self.val_losses,
+            "val_PERs": self.val_PERs,
+            "val_metrics": self.val_metrics,
+        }
+
+    def train_step(self, batches: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+        """One optimiser step over its micro-batches, each on the device already.
+
+        Returns:
+            (5,) STEP_METRICS, on the device; losses are averages over the step's trials on this process.
+        """
+        config, backend = self.config, self.backend
+        self.wrapped_model.train()
+        set_learning_rates(self.optimizer, self.step, config)
+        ramp = torch.full((1,), adversarial_ramp(self.step, config.adversarial.warmup_steps), device=backend.device)
+        n_trials = sum(batch["weights"].sum() for batch in batches)
+        sums = torch.zeros(len(STEP_METRICS) - 1, device=backend.device)
+        for micro, batch in enumerate(batches):
+            features, n_time_steps = self._transform(batch, (self.step, micro, backend.rank), training=True)
+            backend.seed(config.seed, DROPOUT, self.step, micro, backend.rank)
+            with (
+                backend.gradients_stay_local(self.wrapped_model, micro < len(batches) - 1),
+                backend.autocast(),
+            ):
+                losses = trial_losses(
+                    self.wrapped_model, config, features, n_time_steps, batch["day_indices"],
+                    batch["labels"], batch["label_lengths"], ramp,
+                )  # fmt: skip
+                backend.backward((losses.total * batch["weights"]).sum() / n_trials)
+            sums += torch.stack([(part.detach() * batch["weights"]).sum() for part in losses])
+        norm = backend.clip_gradients(self.trained_parameters, config.grad_norm_clip_value)
+        self.wrapped_optimizer.step()
+        self.wrapped_optimizer.zero_grad(set_to_none=True)
+        return torch.cat([sums / n_trials, norm.detach().reshape(1).to(sums.dtype)])
+
+    def _transform(
+        self, batch: dict[str, torch.Tensor], entropy: tuple[int, ...] = (), training: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Augmentation (in training) and smoothing of a batch, on the device."""
+        generator = self.backend.generator(self.config.seed, AUGMENTATION, *entropy) if training else None
+        return transform_data(
+            batch["features"], batch["n_time_steps"], self.config.dataset.data_transforms, training, generator
+        )
+
+    def _fetch_losses(self) -> np.ndarray:
+        """STEP_METRICS (steps, 5) of the steps since the last fetch.
+
+        Raises:
+            TrainingDiverged: if one of them is not finite.
+        """
+        if not self._pending:
+            return np.zeros((0, len(STEP_METRICS)))
+        values = torch.stack(self._pending).cpu().numpy().astype(np.float64)
+        first = self.step - len(values)
+        self._pending.clear()
+        self.train_losses.extend(values[:, 0].tolist())
+        bad = ~np.isfinite(values).all(axis=1)
+        if bad.any():
+            step = int(np.argmax(bad))
+            found = ", ".join(f"{n} {v:.4g}" for n, v in zip(STEP_METRICS, values[step], strict=True))
+            message = (
+                f"training diverged at batch {first + step + 1}: {found}. The last finite state is in "
+                f"{self.checkpoint_dir} (after batch {self._saved_step()}). Try a lower lr_max, more "
+                "lr_warmup_steps, a smaller grad_norm_clip_value, or use_amp: false."
+            )
+            logger.error("%s", message)
+            raise TrainingDiverged(message)
+        return values
+
+    def _saved_step(self) -> int:
+        latest = latest_checkpoint(self.checkpoint_dir)
+        return load_checkpoint(latest)["step"] if latest else 0
+
+    def _log_training(self) -> None:
+        values = self._fetch_losses()
+        if not len(values):
+            return
+        config, now = self.config, time.perf_counter()
+        n_trials = (self.step - self._interval_step) * config.dataset.batch_size * self.backend.world_size
+        rate = n_trials * config.gradient_accumulation_steps / (now - self._interval_start)
+        self._interval_start, self._interval_step = now, self.step
+        mean = dict(zip(STEP_METRICS, values.mean(axis=0).tolist(), strict=True))
+        ramp = adversarial_ramp(self.step - 1, config.adversarial.warmup_steps)
+        rates = learning_rates(self.step - 1, config)
+        self.backend.log(
+            {f"train/{name}": value for name, value in mean.items()}
+            | {
+                "train/lr": rates[2],
+                "train/lr_day_layers": rates[1],
+                "train/grl_lambda": ramp * config.adversarial.grl_lambda,
+                "train/noisy_loss_weight": ramp * config.adversarial.noisy_loss_weight,
+                "train/trials_per_second": rate,
+            },
+            self.step,
+        )
+        logger.info(
+            "batch %d: loss %.2f (clean %.2f, noisy %.2f, noise L2 %.4f), gradient norm %.2f, lr %.2g, %.1f trials/s",
+            self.step, mean["loss"], mean["clean_ctc"], mean["noisy_ctc"], mean["noise_l2"],
+            mean["gradient_norm"], rates[2], rate,
+        )  # fmt: skip
+        self._show(loss=mean["loss"], trials_per_s=rate)
+
+    def _show(self, **numbers: float) -> None:
+        """Numbers beside the progress bar; those not given keep their last value."""
+        self._shown = getattr(self, "_shown", {}) | numbers
+        self.bar.set_postfix({name: f"{value:.3g}" for name, value in self._shown.items()})
+
+    # ---- validation ----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def validation(self, loader: Any = None, return_logits: bool = False, return_data: bool = False) -> dict[str, Any]:
+        """Decode labelled trials greedily and count the errors.
+
+        Args:
+            loader: batches of an EvalBatches made from val trials; None for the whole val split.
+            return_logits: add 'logits', an array (P, C) a trial.
+            return_data: add 'input_features', the preprocessed array (T, F) a trial.
+        Returns:
+            avg_PER (a fraction: edits of all trials over phonemes of all trials), avg_loss (clean CTC, mean over
+            trials), edits, phonemes, n_trials, day_PERs {session: ErrorCount}, and for each trial, in the order
+            of the split: trials, true_seq, decoded_seqs (lists of classes).
+        """
+        config, backend = self.config, self.backend
+        batches = self.val_batches if loader is None else loader.dataset
+        loader = make_loader(batches, config) if loader is None else loader
+        self.wrapped_model.eval()
+        found: dict[int, dict[str, Any]] = {}
+        losses, n_decoded = torch.zeros((), dtype=torch.float64), 0
+        for batch in backend.to_device(loader):
+            features, n_time_steps = self._transform(batch)
+            lengths = output_lengths(n_time_steps, config.model.patch_size, config.model.patch_stride)
+            with backend.autocast():
+                logits = self.model(features, batch["day_indices"], mode="inference")
+            losses_of_trials = ctc_loss(logits, batch["labels"], lengths, batch["label_lengths"])
+            losses += (losses_of_trials * batch["weights"]).sum().cpu().double()
+            decoded = greedy_decode(logits, lengths)
+            for row, trial_id in enumerate(batch["trial_ids"].tolist()):
+                if trial_id < 0:
+                    continue
+                n_decoded += 1
+                found[trial_id] = {"decoded": decoded[row]}
+                if return_logits:
+                    found[trial_id]["logits"] = logits[row, : lengths[row]].float().cpu().numpy()
+                if return_data:
+                    found[trial_id]["input_features"] = features[row, : n_time_steps[row]].cpu().numpy()
+        order = sorted(found)
+        trials = [batches.trials[i] for i in order]
+        by_session = {session: ErrorCount() for session in config.dataset.sessions}
+        for trial, trial_id in zip(trials, order, strict=True):
+            by_session[trial.session] += count_errors(trial.labels, found[trial_id]["decoded"])
+        for trial in self.undecodable if batches is self.val_batches else ():
+            by_session[trial.session] += count_errors(trial.labels, [])
+        by_session = {session: count for session, count in by_session.items() if count.length}
+        total = sum_errors(by_session.values())
+        metrics = {
+            "avg_PER": total.rate,
+            "avg_loss": losses.item() / max(n_decoded, 1),
+            "edits": total.edits,
+            "phonemes": total.length,
+            "n_trials": len(trials),
+            "day_PERs": by_session,
+            "trials": trials,
+            "true_seq": [list(trial.labels) for trial in trials],
+            "decoded_seqs": [found[i]["decoded"] for i in order],
+        }
+        for name in ("logits", "input_features"):
+            if order and name in found[order[0]]:
+                metrics[name] = [found[i][name] for i in order]
+        return metrics
+
+    def _validate_and_save(self) -> bool:
+        """Validate, log, write the checkpoints; whether training should stop early."""
+        config = self.config
+        self._fetch_losses()
+        begin = time.perf_counter()
+        metrics = self.validation(return_logits=config.save_val_logits, return_data=config.save_val_data)
+        per, loss = metrics["avg_PER"], metrics["avg_loss"]
+        self.val_PERs.append(per)
+        self.val_losses.append(loss)
+        better = (per, loss) < (self.best_PER, self.best_loss)  # a tie in PER is broken by the loss
+        if better:
+            self.best_PER, self.best_loss, self.best_step = per, loss, self.step
+        self.validations_without_gain = 0 if better else self.validations_without_gain + 1
+        kept = {name: value for name, value in metrics.items() if name not in ("logits", "input_features")}
+        self.val_metrics.append(kept)
+        self._log_validation(metrics, time.perf_counter() - begin)
+        self._warn_of_blanks(metrics)
+        self._save_checkpoint("last_checkpoint")
+        if better and self.backend.is_main:
+            if config.save_best_checkpoint:
+                copy_checkpoint(self.checkpoint_dir / "last_checkpoint", self.checkpoint_dir / "best_checkpoint")
+            self._save_val_metrics(metrics)
+        if config.save_all_val_steps:
+            self._save_checkpoint(f"checkpoint_batch_{self.step}")
+        self._interval_start, self._interval_step = time.perf_counter(), self.step
+        if config.early_stopping and self.validations_without_gain >= config.early_stopping_val_steps:
+            logger.info(
+                "early stopping: no better PER in %d validations (best %.2f%% after batch %d)",
+                self.validations_without_gain, 100 * self.best_PER, self.best_step,
+            )  # fmt: skip
+            return True
+        return False
+
+    def _log_validation(self, metrics: dict[str, Any], seconds: float) -> None:
+        config = self.config
+        values = {"val/PER": metrics["avg_PER"], "val/loss": metrics["avg_loss"]}
+        values |= self._figure()
+        if config.log_individual_day_val_PER:
+            values |= {f"val_PER/{s}": count.rate for s, count in metrics["day_PERs"].items()}
+        self.backend.log(values, self.step)
+        self._show(PER=metrics["avg_PER"])
+        if config.log_val_skip_logs:
+            return
+        logger.info(
+            "validation after batch %d: PER %.2f%% (%d edits / %d phonemes, %d trials), loss %.3f, %.1f s",
+            self.step, 100 * metrics["avg_PER"], metrics["edits"], metrics["phonemes"], metrics["n_trials"],
+            metrics["avg_loss"], seconds,
+        )  # fmt: skip
+        if config.log_individual_day_val_PER:
+            for session, count in metrics["day_PERs"].items():
+                logger.info("    %s PER %.2f%%", session, 100 * count.rate)
+        logger.info("    true    %s", phonemes_to_text(metrics["true_seq"][0]))
+        logger.info("    decoded %s", phonemes_to_text(metrics["decoded_seqs"][0]))
+
+    def _warn_of_blanks(self, metrics: dict[str, Any]) -> None:
+        """Say it when the model emits nothing, as it does before it has learnt anything, and after diverging."""
+        if any(metrics["decoded_seqs"]):
+            self._blank_validations = 0
+            return
+        self._blank_validations = getattr(self, "_blank_validations", 0) + 1
+        if math.isfinite(self.best_PER) and self.best_PER < 0.9:
+            logger.warning(
+                "the model emits nothing but blanks, after a PER of %.2f%% at batch %d: training has diverged; "
+                "try a lower lr_max", 100 * self.best_PER, self.best_step,
+            )  # fmt: skip
+        elif self._blank_validations >= BLANK_VALIDATIONS:
+            logger.warning(
+                "still nothing but blanks after batch %d: if the loss no longer falls, try another lr_max, "
+                "a smaller epsilon, or a longer run", self.step,
+            )  # fmt: skip
+
+    @torch.no_grad()
+    def _figure(self) -> dict[str, float]:
+        """Show one val trial to the trackers; returns the noise's size against the signal's, over that trial."""
+        if not self.backend.is_main:
+            return {}
+        config = self.config
+        middle = sorted(range(len(self.val_trials)), key=lambda i: self.val_trials[i].n_time_steps)
+        trial = self.val_trials[middle[len(middle) // 2]]
+        batch = next(iter(self.backend.to_device([EvalBatches([trial], config, batch_size=1)[0]])))
+        features, n_time_steps = self._transform(batch)
+        self.model.eval()
+        signal, noise, _ = self.model.denoise(features, batch["day_indices"])
+        logits = self.model(features, batch["day_indices"])
+        length = int(output_lengths(n_time_steps, config.model.patch_size, config.model.patch_stride)[0])
+        signal, noise, logits = (x[0, :length].float().cpu().numpy() for x in (signal, noise, logits))
+        if self.backend.shows_images:
+            title = f"{trial.session} block {trial.block_num} trial {trial.trial_num}, after batch {self.step}"
+            picture = trial_figure(
+                signal, noise, logits, trial.labels, title, config.model.patch_size, config.model.patch_stride
+            )
+            self.backend.log_image("val/trial", picture, self.step)
+        return {"val/noise_to_signal": float(np.sqrt(np.mean(noise**2) / np.mean(signal**2)))}
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, name: str, epoch: int | None = None) -> Path:
+        """Write the whole state of the run to checkpoint/<name>; `epoch` is a user's own number, kept with it."""
+        config, path = self.config, self.checkpoint_dir / name
+        if not self.backend.is_main:
+            return path
+        dataset = config.dataset
+        state = {
+            "model_state_dict": {name: tensor.cpu() for name, tensor in self.model.state_dict().items()},
+            "optimizer_state_dict": self.optimizer.state_dict(),
+            "scheduler_state_dict": {"step": self.step},
+            "step": self.step,
+            "epoch": epoch,
+            "val_PER": self.val_PERs[-1] if self.val_PERs else math.nan,
+            "val_loss": self.val_losses[-1] if self.val_losses else math.nan,
+            "best": {"PER": self.best_PER, "loss": self.best_loss, "step": self.best_step},
+            "validations_without_gain": self.validations_without_gain,
+            "history": {
+                "train_losses": torch.tensor(self.train_losses, dtype=torch.float64),
+                "val_losses": self.val_losses,
+                "val_PERs": self.val_PERs,
+            },
+            "config": config.to_dict(),
+            "preprocessing": {
+                "smooth_data": dataset.data_transforms.smooth_data,
+                "smooth_kernel_std": dataset.data_transforms.smooth_kernel_std,
+                "smooth_kernel_size": dataset.data_transforms.smooth_kernel_size,
+                "feature_subset": list(dataset.feature_subset) if dataset.feature_subset else None,
+                "patch_size": config.model.patch_size,
+                "patch_stride": config.model.patch_stride,
+            },
+            "sessions": list(dataset.sessions),
+        }
+        save_checkpoint(state, path)
+        return path
+
+    def _resume(self) -> bool:
+        """Take up the latest checkpoint of the output directory; whether there was one."""
+        path = latest_checkpoint(self.checkpoint_dir)
+        if path is None:
+            return False
+        state = load_checkpoint(path)
+        _check_same_run(state["config"], self.config.to_dict(), path)
+        self.model.load_state_dict(state["model_state_dict"])
+        self.optimizer.load_state_dict(state["optimizer_state_dict"])
+        self.step = state["step"]
+        self.best_PER, self.best_loss, self.best_step = (state["best"][k] for k in ("PER", "loss", "step"))
+        self.validations_without_gain = state["validations_without_gain"]
+        history = state["history"]
+        self.train_losses = history["train_losses"].tolist()
+        self.val_losses, self.val_PERs = list(history["val_losses"]), list(history["val_PERs"])
+        if self.best_step == self.step and self.config.save_best_checkpoint and self.backend.is_main:
+            copy_checkpoint(path, self.checkpoint_dir / "best_checkpoint")  # a kill may have come between the two
+        return True
+
+    def _save_val_metrics(self, metrics: dict[str, Any]) -> None:
+        """Write what the best validation found beside its checkpoint, as far as the configuration asks for it."""
+        if self.config.save_val_metrics:
+            rows = {
+                "step": self.step,
+                "avg_PER": metrics["avg_PER"],
+                "avg_loss": metrics["avg_loss"],
+                "day_PERs": {session: count.rate for session, count in metrics["day_PERs"].items()},
+                "trials": [
+                    {
+                        "session": t.session,
+                        "block": t.block_num,
+                        "trial": t.trial_num,
+                        "true": true,
+                        "decoded": d,
+                    }
+                    for t, true, d in zip(metrics["trials"], metrics["true_seq"], metrics["decoded_seqs"], strict=True)
+                ],
+            }
+            (self.checkpoint_dir / "val_metrics.json").write_text(json.dumps(rows))
+        for name in ("logits", "input_features"):
+            if name in metrics:
+                keys = [f"{t.session}/{t.key}" for t in metrics["trials"]]
+                np.savez(self.checkpoint_dir / f"val_{name}.npz", **dict(zip(keys, metrics[name], strict=True)))
+
+    # ---- inference -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def inference(self, features: Any, day_indices: Any, n_time_steps: Any) -> torch.Tensor:
+        """Phoneme logits of raw trials, smoothed as in training.
+
+        Args:
+            features: (B, T, F) z-scored features, zero beyond each trial's n_time_steps; tensor or array.
+            day_indices: (B,) index of each trial's session in config.dataset.sessions.
+            n_time_steps: (B,) valid bins.
+        Returns:
+            (B, P, C) float32 on the CPU; frames beyond output_lengths(n_time_steps) mean nothing.
+        """
+        device = self.backend.device
+        batch = {
+            "features": torch.as_tensor(features, dtype=torch.float32, device=device),
+            "n_time_steps": torch.as_tensor(n_time_steps, dtype=torch.int64, device=device),
+        }
+        smoothed, _ = self._transform(batch)
+        self.model.eval()
+        with self.backend.autocast():
+            logits = self.model(smoothed, torch.as_tensor(day_indices, dtype=torch.int64, device=device))
+        return logits.float().cpu()
+
+
+def _check_same_run(saved: dict[str, Any], given: dict[str, Any], path: Path) -> None:
+    """Refuse to resume with another model or other sessions; name the settings that changed otherwise."""
+    saved, given = _flat(saved), _flat(given)
+    changed = [key for key in given if saved.get(key) != given[key] and not key.endswith(("_dir", "sessions"))]
+    fatal = [k for k in changed if k.startswith("model.") and not k.endswith(("dropout", "trainable"))]
+    if saved.get("dataset.sessions") != given["dataset.sessions"]:
+        fatal.append("dataset.sessions")
+    if fatal:
+        lines = [f"  {key}: {saved.get(key)} in the checkpoint, {given[key]} now" for key in fatal]
+        raise CheckpointError("\n".join([f"{path} cannot be resumed with this configuration:", *lines]))
+    for key in changed:
+        logger.warning("resuming with another %s: %s before, %s now", key, saved.get(key), given[key])
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level of dotted names; lists as text, since trackers take only plain values."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value if isinstance(value, int | float | str) else str(value)
+    return flat
