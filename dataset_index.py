@@ -133,8 +133,6 @@ def index_splits(
 
 def _index_split(config, split: str, labelled: bool, left_out: list) -> tuple[list[Trial], list[str]]:
     paths, problems = _split_files(config, split)
-    if problems:
-        return [], problems
     trials: list[Trial] = []
     n_read, n_before = 0, len(left_out)
     for day, path in tqdm(paths.items(), desc=f"Checking {split} files", unit="file", disable=None, leave=False):
@@ -208,8 +206,7 @@ def _split_files(config, split: str) -> tuple[dict[int, Path], list[str]]:
     elif no_directory:
         logger.warning("No directory in %s for: %s; evaluated without them", root, ", ".join(no_directory))
     if split == "val":
-        # Sessions with a probability of 0 take no part in validation: the real ones of that kind have no val
-        # file.
+        # Sessions with a probability of 0 take no part in validation: the real ones of that kind have no val file.
         probabilities = list(config.dataset.dataset_probability_val or [1] * len(sessions))
         if len(probabilities) != len(sessions):
             problems.append(
@@ -277,8 +274,8 @@ def _make_trial(facts: _Facts, session: str, day: int, split: str, path: Path, c
 def _unusable(trial: Trial, config) -> str:
     """Why a trial cannot be trained or validated on; '' where it can."""
     model = config.model
-    # In training a random cut may take bins from the start: the labels must fit into what is left.
-    cut = config.dataset.data_transforms.random_cut if trial.split == "train" else 0
+    # In training a random cut takes 0 to random_cut - 1 bins: the labels must fit into what is left.
+    cut = max(config.dataset.data_transforms.random_cut - 1, 0) if trial.split == "train" else 0
     frames = output_lengths(max(trial.n_time_steps - cut, 0), model.patch_size, model.patch_stride)
     after = f" after a random cut of up to {cut}" if cut else ""
     if frames < 1:

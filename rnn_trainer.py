@@ -169,9 +169,9 @@ class BrainToTextDecoder_Trainer:
                 last = self.step == target
                 if self.step % config.batches_per_train_log == 0 or last:
                     self._log_training()
-                if self.step % config.batches_per_val_step == 0 or last:
-                    if self._validate_and_save():
-                        break
+                validate = self.step % config.batches_per_val_step == 0 or last
+                if validate and self._validate_and_save():
+                    break
                 if config.batches_per_save and self.step % config.batches_per_save == 0:
                     self._fetch_losses()
                     self._save_checkpoint(f"checkpoint_batch_{self.step}")

@@ -254,6 +254,9 @@ def test_must_include_days_are_in_every_batch_of_every_rank():
             assert days.count(4) == days.count(1) == 2
             others |= set(days) - {1, 4}
     assert others == {0, 2, 3}
+    config.dataset.days_per_batch = 2  # no place for others
+    days = [trials[i].day for i in TrainBatches(trials, config).plan(0)[1][0]]
+    assert days.count(4) == days.count(1) == 3
 
 
 def test_a_must_include_day_without_trials_in_the_bucket_gives_its_part_to_others():

@@ -103,8 +103,9 @@ def test_of_very_many_problems_the_first_are_shown_and_the_rest_counted(root):
 
 def test_problems_of_several_splits_come_together(root):
     (root / SESSIONS[0] / "data_train.hdf5").unlink()
+    (root / SESSIONS[1] / "data_train.hdf5").write_bytes(b"no HDF5")
     change(root / SESSIONS[1] / "data_val.hdf5", "trial_0002", seq_len=501)
-    with pytest.raises(DataError, match="2 problems") as caught:
+    with pytest.raises(DataError, match="3 problems") as caught:
         index_splits(small_config(root), ["train", "val"])
     assert caught.match(f"no data_train.hdf5 .*{SESSIONS[0]}") and caught.match("data_val.hdf5, trial_0002")
 
@@ -129,12 +130,12 @@ def test_a_file_without_trials_is_an_error(root):
 @pytest.mark.parametrize(
     ("length", "labels", "split", "kept"),
     [
-        (16, [1], "train", False),  # 16 - 3 bins, one too few for a patch of 14
-        (17, [1], "train", True),
+        (15, [1], "train", False),  # 15 - 2 bins, one too few for a patch of 14
+        (16, [1], "train", True),
         (14, [1], "val", True),  # no cut in validation
         (13, [1], "val", False),
-        (29, [1, 2, 3, 4], "train", True),  # 26 bins, 4 frames
-        (29, [1, 2, 2, 4], "train", False),  # a doubled label needs a frame more
+        (28, [1, 2, 3, 4], "train", True),  # 26 bins, 4 frames
+        (28, [1, 2, 2, 4], "train", False),  # a doubled label needs a frame more
         (26, [1, 2, 3, 4], "val", True),
         (26, [1, 1, 2, 3], "val", False),
         (60, [], "val", False),
@@ -158,7 +159,7 @@ def test_trials_that_cannot_be_used_are_left_out_by_name(tmp_path, caplog, lengt
 
 
 def test_the_patch_size_and_the_random_cut_decide(tmp_path):
-    write_split(tmp_path, SESSIONS[0], "train", [100, 16], [1])
+    write_split(tmp_path, SESSIONS[0], "train", [100, 15], [1])
     config = small_config(tmp_path, SESSIONS[:1])
     assert len(index_trials(config, "train")) == 1
     config.dataset.data_transforms.random_cut = 2

@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# The environment of quickstart.sh and run_tests.sh, which source this file: the active virtual environment, else
+# .venv beside this file, made where it is missing; requirements.txt is installed where it is not yet.
+#
+#     ./setup_env.sh             set up, and say how to activate the environment
+#     ./setup_env.sh --python    print a Python that the project runs on, and do nothing else
+#     PYTHON=/path/to/python3.12 ./setup_env.sh    make .venv with this Python
+set -euo pipefail
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+
+stop() {
+    printf '%s\n' "$@" >&2
+    exit 1
+}
+
+version_of() { # 3.11, or nothing where the command does not run
+    "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true
+}
+
+suits() {
+    [[ "$(version_of "$1")" == 3.11 || "$(version_of "$1")" == 3.12 ]]
+}
+
+find_python() {
+    if [[ -n "${PYTHON:-}" ]]; then
+        suits "$PYTHON" || stop "PYTHON=$PYTHON is Python $(version_of "$PYTHON"): Python 3.11 or 3.12 is needed."
+        printf '%s\n' "$PYTHON"
+        return
+    fi
+    local name found=""
+    for name in python3.11 python3.12 python3 python; do
+        if suits "$name"; then
+            command -v "$name"
+            return
+        fi
+        found="$found${found:+, }$name: $(version_of "$name")"
+    done
+    stop "Python 3.11 or 3.12 is needed, and none was found ($found)." \
+        "Install one (https://www.python.org/downloads/), or name it: PYTHON=/path/to/python3.12 $0"
+}
+
+has_pip() {
+    "$1" -m pip --version >/dev/null 2>&1 || { "$1" -m ensurepip && "$1" -m pip --version; } >/dev/null 2>&1
+}
+
+make_environment() { # a directory; what a killed run left there is replaced
+    local base
+    base="$(find_python)"
+    "$base" -c 'import venv, ensurepip' 2>/dev/null || stop \
+        "$base cannot make a virtual environment: its venv module is missing." \
+        "On Debian and Ubuntu: sudo apt install python$(version_of "$base")-venv"
+    echo "making $1 with $base"
+    "$base" -m venv --clear "$1"
+}
+
+installed() { # whether requirements.txt is: a copy of the one that was installed last lies in the environment
+    cmp -s "$here/requirements.txt" "$1/requirements.installed"
+}
+
+check_active() {
+    suits "$1/bin/python" || stop \
+        "The active virtual environment, $1, has Python $(version_of "$1/bin/python")." \
+        "Python 3.11 or 3.12 is needed: leave it (deactivate) and run this again, or activate another."
+    installed "$1" || has_pip "$1/bin/python" || stop "The active virtual environment, $1, has no pip."
+}
+
+check_own() {
+    local version
+    version="$(version_of "$1/bin/python")"
+    if [[ -z "$version" ]]; then
+        make_environment "$1"
+    elif ! suits "$1/bin/python"; then
+        stop "$1 has Python $version; Python 3.11 or 3.12 is needed: remove it and run this again."
+    elif ! installed "$1" && ! has_pip "$1/bin/python"; then
+        make_environment "$1"
+    fi
+}
+
+set_up() {
+    local environment="${VIRTUAL_ENV:-}"
+    if [[ -n "$environment" ]]; then
+        check_active "$environment"
+    else
+        environment="$here/.venv"
+        check_own "$environment"
+    fi
+    export VIRTUAL_ENV="$environment" PATH="$environment/bin:$PATH"
+    unset PYTHONHOME
+    if ! installed "$environment"; then
+        echo "installing requirements.txt into $environment (a few GB the first time)"
+        python -m pip install --disable-pip-version-check --quiet --requirement "$here/requirements.txt"
+        cp "$here/requirements.txt" "$environment/requirements.installed"
+    fi
+}
+
+if [[ "${BASH_SOURCE[0]}" != "$0" ]]; then
+    set_up
+elif [[ "${1:-}" == --python ]]; then
+    find_python
+else
+    set_up
+    echo "ready; to use it in this terminal: source \"$VIRTUAL_ENV/bin/activate\""
+fi

@@ -1,0 +1,293 @@
+"""The trainer: steps, rounds, validation, checkpoints, resuming, and what it says when things go wrong."""
+
+import json
+import logging
+import math
+
+import pytest
+import torch
+from tiny import training_config
+
+import rnn_trainer
+from checkpointing import CheckpointError, load_checkpoint
+from dataset import EvalBatches
+from rnn_trainer import BrainToTextDecoder_Trainer, TrainingDiverged
+
+
+@pytest.fixture
+def make_trainer(simulated, tmp_path):
+    def make(existing="keep", **overrides):
+        overrides = {"output_dir": tmp_path / "run"} | overrides
+        return BrainToTextDecoder_Trainer(training_config(simulated, **overrides), "cpu", existing)
+
+    return make
+
+
+def state_of(trainer):
+    moments = [state[name] for state in trainer.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq", "step")]
+    return [tensor.clone() for tensor in (*trainer.model.state_dict().values(), *moments)]
+
+
+def assert_equal_states(first, second):
+    assert len(first) == len(second)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_training_returns_its_four_records_and_goes_on_when_called_again(make_trainer):
+    trainer = make_trainer()
+    for round_ in (1, 2):
+        statistics = trainer.train()
+        assert trainer.step == 6 * round_
+        assert set(statistics) == {"train_losses", "val_losses", "val_PERs", "val_metrics"}
+        assert len(statistics["train_losses"]) == 6 * round_
+        assert (
+            len(statistics["val_PERs"]) == len(statistics["val_losses"]) == len(statistics["val_metrics"]) == 2 * round_
+        )
+        assert all(math.isfinite(loss) for loss in statistics["train_losses"])
+
+
+def test_training_lowers_the_loss(make_trainer):
+    losses = make_trainer(num_training_batches=40, lr_decay_steps=200, lr_max=0.02, batches_per_val_step=40).train()[
+        "train_losses"
+    ]
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(make_trainer, tmp_path):
+    whole = make_trainer(output_dir=tmp_path / "whole")
+    whole.train()
+    first = make_trainer(num_training_batches=3)
+    first.train()
+    second = make_trainer("resume")
+    assert second.step == 3
+    second.train()
+    assert_equal_states(state_of(whole), state_of(second))
+    assert second.train_losses == whole.train_losses
+    assert second.val_PERs == whole.val_PERs
+    assert (second.best_PER, second.best_step) == (whole.best_PER, whole.best_step)
+
+
+def test_a_second_round_can_be_resumed_too(make_trainer, tmp_path):
+    whole = make_trainer(output_dir=tmp_path / "whole", num_training_batches=3)
+    whole.train()
+    whole.train()
+    first = make_trainer(num_training_batches=3)
+    first.train()
+    second = make_trainer("resume", num_training_batches=3)
+    second.train()
+    assert_equal_states(state_of(whole), state_of(second))
+
+
+def test_resuming_with_another_model_is_refused_and_another_rate_is_said(make_trainer, caplog):
+    make_trainer(num_training_batches=3).train()
+    with pytest.raises(CheckpointError, match=r"model\.n_units: 5 in the checkpoint, 7 now"):
+        make_trainer("resume", model__n_units=7)
+    logging.getLogger("b2txt").propagate = True
+    rnn_trainer._check_same_run(
+        {"lr_max": 1.0, "dataset": {"sessions": []}}, {"lr_max": 2.0, "dataset": {"sessions": []}}, "x"
+    )
+    assert "lr_max: 1.0 before, 2.0 now" in caplog.text
+
+
+def test_resuming_without_a_checkpoint_starts_from_the_beginning(make_trainer):
+    assert make_trainer("resume").step == 0
+
+
+@pytest.mark.parametrize("split", [[4], [2, 2], [1, 3]])
+def test_micro_batches_and_padding_trials_do_not_change_a_step(make_trainer, split):
+    """One batch of 4 trials, or micro-batches of 2 and 2, or of 1 and 3, each padded to 5: the same step."""
+
+    def step(batch_sizes):
+        trainer = make_trainer(
+            model__rnn_dropout=0, dataset__data_transforms__white_noise_std=0,
+            dataset__data_transforms__constant_offset_std=0, dataset__data_transforms__random_cut=0,
+            dataset__n_time_buckets=1,
+        )  # fmt: skip
+        trainer.model.double()
+        trials, batches = trainer.train_trials[:4], []
+        for size in batch_sizes:
+            batch = EvalBatches(trials[:size], trainer.config, batch_size=5)[0]
+            trials = trials[size:]
+            batches.append({**batch, "features": batch["features"].double(), "weights": batch["weights"].double()})
+        metrics = trainer.train_step(batches)
+        return metrics, [p.detach().clone() for p in trainer.model.parameters()]
+
+    metrics, parameters = step([4])
+    metrics_split, parameters_split = step(split)
+    torch.testing.assert_close(metrics, metrics_split, rtol=1e-6, atol=1e-6)
+    for one, other in zip(parameters, parameters_split, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_clipping_bounds_the_step_and_zero_switches_it_off(make_trainer):
+    def after_step(clip):
+        trainer = make_trainer(grad_norm_clip_value=clip, epsilon=1000.0, weight_decay=0)  # steps follow gradients
+        before = torch.nn.utils.parameters_to_vector(trainer.model.parameters())
+        norm = trainer.train_step([trainer.train_batches[0]])[-1]
+        return norm, (torch.nn.utils.parameters_to_vector(trainer.model.parameters()) - before).norm().item()
+
+    norm, free = after_step(0)
+    norm_clipped, clipped = after_step(0.1)
+    assert norm == norm_clipped > 0.1
+    assert clipped / free == pytest.approx(0.1 / norm.item(), rel=0.05)
+
+
+def test_only_the_named_checkpoints_are_written(make_trainer, tmp_path):
+    trainer = make_trainer(save_final_model=True, save_val_logits=False, save_all_val_steps=True, batches_per_save=2)
+    trainer.train()
+    trainer._save_checkpoint("epoch_5", 5)
+    names = {path.name for path in (tmp_path / "run" / "checkpoint").iterdir()}
+    assert names == {
+        "args.yaml", "best_checkpoint", "last_checkpoint", "val_metrics.json", "epoch_5", "final_checkpoint_batch_6",
+        *(f"checkpoint_batch_{step}" for step in (2, 3, 4, 6)),
+    }  # fmt: skip
+    assert load_checkpoint(tmp_path / "run" / "checkpoint" / "epoch_5")["epoch"] == 5
+    assert json.loads((tmp_path / "run" / "checkpoint" / "val_metrics.json").read_text())["avg_PER"] == trainer.best_PER
+
+
+def test_a_checkpoint_holds_plain_values_and_its_preprocessing(make_trainer):
+    trainer = make_trainer(num_training_batches=3)
+    trainer.train()
+    state = load_checkpoint(trainer.checkpoint_dir / "best_checkpoint")
+    assert state["preprocessing"] == {
+        "smooth_data": True, "smooth_kernel_std": 2, "smooth_kernel_size": 100, "feature_subset": None,
+        "patch_size": 14, "patch_stride": 4,
+    }  # fmt: skip
+    assert state["sessions"] == trainer.config.dataset.sessions
+    assert state["val_PER"] == trainer.best_PER
+
+
+def test_validation_data_and_logits_are_saved_when_asked_for(make_trainer):
+    trainer = make_trainer(num_training_batches=3, save_val_logits=True, save_val_data=True)
+    trainer.train()
+    written = {path.name for path in trainer.checkpoint_dir.iterdir()}
+    assert {"val_logits.npz", "val_input_features.npz"} <= written
+
+
+def test_validation_counts_every_trial_once_and_sums_edits(make_trainer):
+    trainer = make_trainer(dataset__batch_size=3)
+    metrics = trainer.validation(return_logits=True, return_data=True)
+    assert metrics["n_trials"] == len(trainer.val_trials) == len(metrics["logits"]) == 10
+    assert metrics["true_seq"] == [list(trial.labels) for trial in trainer.val_trials]
+    assert metrics["phonemes"] == sum(len(trial.labels) for trial in trainer.val_trials)
+    assert metrics["avg_PER"] == metrics["edits"] / metrics["phonemes"]
+    assert sum(count.edits for count in metrics["day_PERs"].values()) == metrics["edits"]
+    assert [len(data) for data in metrics["input_features"]] == [trial.n_time_steps for trial in trainer.val_trials]
+
+
+def test_validation_reads_another_loader(make_trainer):
+    trainer = make_trainer()
+    loader = torch.utils.data.DataLoader(EvalBatches(trainer.train_trials[:5], trainer.config), batch_size=None)
+    assert trainer.validation(loader)["n_trials"] == 5
+
+
+def test_inference_gives_the_logits_of_validation(make_trainer):
+    trainer = make_trainer(dataset__n_time_buckets=1)
+    batch = EvalBatches(trainer.val_trials[:2], trainer.config, batch_size=2)[0]
+    logits = trainer.inference(batch["features"].numpy(), batch["day_indices"], batch["n_time_steps"])
+    expected = trainer.validation(return_logits=True)["logits"]
+    for row, trial_id in enumerate(batch["trial_ids"].tolist()):
+        frames = len(expected[trial_id])
+        torch.testing.assert_close(logits[row, :frames], torch.from_numpy(expected[trial_id]), rtol=0, atol=1e-5)
+
+
+def test_an_existing_output_directory_is_kept_and_a_numbered_one_taken(make_trainer, tmp_path):
+    first, second, third = make_trainer(), make_trainer(), make_trainer()
+    assert [t.output_dir for t in (first, second, third)] == [tmp_path / n for n in ("run", "run_2", "run_3")]
+    assert third.checkpoint_dir == tmp_path / "run_3" / "checkpoint"
+
+
+def test_overwriting_removes_the_earlier_run_and_nothing_else(make_trainer, tmp_path):
+    make_trainer(num_training_batches=3).train()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    (tmp_path / "run" / "predictions_val.csv").write_text("old")
+    trainer = make_trainer("overwrite")
+    assert trainer.step == 0
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {"notes.txt", "checkpoint", "training_log"}
+
+
+def test_nothing_is_written_when_the_data_are_wrong(make_trainer, tmp_path):
+    with pytest.raises(ValueError, match="nowhere"):
+        make_trainer(dataset__dataset_dir=tmp_path / "nowhere")
+    assert not (tmp_path / "run").exists()
+
+
+def test_early_stopping_counts_validations_without_a_better_per(make_trainer, monkeypatch):
+    trainer = make_trainer(
+        num_training_batches=20, batches_per_val_step=1, early_stopping=True, early_stopping_val_steps=3
+    )
+    pers = iter([(0.9, 5.0), (0.8, 5.0), (0.8, 4.0), (0.8, 4.5), (0.85, 3.0), (0.8, 4.0), (0.1, 0.1)])
+
+    def validation(**_):
+        per, loss = next(pers)
+        return {"avg_PER": per, "avg_loss": loss, "edits": 1, "phonemes": 2, "n_trials": 1, "day_PERs": {},
+                "trials": trainer.val_trials[:1], "true_seq": [[1]], "decoded_seqs": [[1]]}  # fmt: skip
+
+    monkeypatch.setattr(trainer, "validation", validation)
+    trainer.train()
+    assert trainer.step == 6  # the third validation was better by its loss; three after it were not
+    assert (trainer.best_PER, trainer.best_loss, trainer.best_step) == (0.8, 4.0, 3)
+
+
+def test_a_loss_that_is_no_number_stops_training_and_says_so(make_trainer):
+    trainer = make_trainer(num_training_batches=3)
+    trainer.train()
+    with torch.no_grad():
+        trainer.model.clean_speech_model.out.bias[0] = math.nan
+    with pytest.raises(TrainingDiverged, match=r"diverged at batch 4: loss nan.*after batch 3.*lower lr_max"):
+        trainer.train()
+    state = load_checkpoint(trainer.checkpoint_dir / "last_checkpoint")
+    assert all(torch.isfinite(tensor).all() for tensor in state["model_state_dict"].values())
+
+
+def test_a_model_that_emits_only_blanks_is_said_to(make_trainer, caplog):
+    trainer = make_trainer()
+    logging.getLogger("b2txt").propagate = True
+    with torch.no_grad():
+        trainer.model.clean_speech_model.out.bias[0] = 50.0
+    trainer.best_PER, trainer.best_step = 0.3, 10
+    trainer._warn_of_blanks(trainer.validation())
+    assert "nothing but blanks, after a PER of 30.00%" in caplog.text
+    trainer.best_PER = math.inf
+    for _ in range(2):
+        trainer._warn_of_blanks(trainer.validation())
+    assert "still nothing but blanks" in caplog.text
+
+
+def test_tensorboard_gets_every_number_and_the_picture(make_trainer, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer = make_trainer(log_with="tensorboard", num_training_batches=4)
+    trainer.train()
+    trainer.backend.finish()
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    tags = events.Tags()
+    assert {f"train/{name}" for name in (*rnn_trainer.STEP_METRICS, "lr", "lr_day_layers", "grl_lambda")} <= set(
+        tags["scalars"]
+    )
+    assert {"train/trials_per_second", "val/PER", "val/loss", "val/noise_to_signal"} <= set(tags["scalars"])
+    assert sum(tag.startswith("val_PER/t15.") for tag in tags["scalars"]) == 2
+    assert tags["images"] == ["val/trial"]
+    assert [event.step for event in events.Scalars("train/loss")] == [2, 4]
+
+
+def test_adversarial_training_can_be_switched_off(make_trainer):
+    trainer = make_trainer(adversarial__enabled=False)
+    before = {name: p.clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    changed = {name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])}
+    assert changed and not any(name.startswith("noisy_speech_model.") for name in changed)
+
+
+def test_amp_on_a_cpu_warns_and_trains_in_float32(make_trainer, caplog):
+    logging.getLogger("b2txt").propagate = True
+    trainer = make_trainer(use_amp=True, num_training_batches=2)
+    assert "float32" in caplog.text
+    assert len(trainer.train()["train_losses"]) == 2
+
+
+def test_a_random_seed_is_drawn_and_kept(make_trainer):
+    trainer = make_trainer(seed=-1)
+    assert trainer.config.seed >= 0
+    assert f"seed: {trainer.config.seed}" in (trainer.checkpoint_dir / "args.yaml").read_text()
