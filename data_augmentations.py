@@ -63,7 +63,7 @@ def random_walk(features: torch.Tensor, std: float, axis: int, generator: torch.
 
     Padding gets it too. A bin's value depends on no bin behind it, so none depends on padding.
     """
-    wide = torch.promote_types(features.dtype, torch.float32)  # a long sum in bf16 stops growing
+    wide = torch.promote_types(features.dtype, torch.float32)  # a long sum in bf16 stops growing (on XLA)
     steps = torch.randn(features.shape, dtype=wide, device=features.device, generator=generator)
     return features + (steps.cumsum(axis) * std).to(features.dtype)
 

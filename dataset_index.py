@@ -30,6 +30,7 @@ logger = logging.getLogger("b2txt")
 CACHE_FORMAT = 1  # raise it when _Facts or what is looked at changes
 PROBLEMS_SHOWN = 20
 ALWAYS_NEEDED = ("input_features", "n_time_steps", "block_num", "trial_num")
+LISTED_AS_BAD = "listed in dataset.bad_trials_dict"  # the reason of trials that the user leaves out
 LABELS_NEED = ("seq_class_ids", "seq_len")
 # What h5py raises on damaged files, depending on which structure is hit (MemoryError: a nonsensical size).
 READ_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError)
@@ -158,7 +159,7 @@ def _index_split(config, split: str, labelled: bool, left_out: list) -> tuple[li
             trial = _make_trial(trial_facts, session, day, split, path, config, labelled)
             if trial_facts.session not in (None, session):
                 elsewhere.add(trial_facts.session)
-            reason = "listed in dataset.bad_trials_dict" if listed_bad else _unusable(trial, config)
+            reason = LISTED_AS_BAD if listed_bad else _unusable(trial, config)
             if labelled and reason:
                 logger.warning("Left out: %s: %s", trial, reason)
                 left_out.append((trial, reason))

@@ -21,6 +21,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
+import zlib
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
@@ -211,7 +212,7 @@ def unpack(archive: Path, directory: Path) -> int:
             with _bar(f"unpacking {archive.name}", need) as bar:
                 for entry in missing:
                     _extract(file, entry, directory / entry.filename, bar)
-    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         raise DownloadError(f"{archive}: not a readable zip archive ({error}); remove it and run this again") from error
     manifest = {entry.filename: entry.file_size for entry in entries}
     _manifest(archive, directory).write_text(json.dumps(manifest, indent=1) + "\n")
@@ -278,7 +279,7 @@ def manual_steps(names: list[str], directory: Path) -> str:
         f"  2. download {' and '.join(names)}\n"
         f"  3. put {'it' if len(names) == 1 else 'them'} into {directory}\n"
         "  4. run this command again: it unpacks what it finds there\n"
-        "Or with an access token of a Dryad account (https://datadryad.org/account): DRYAD_TOKEN=… and run this again.\n"
+        "Or set DRYAD_TOKEN to an access token of a Dryad account (https://datadryad.org/account) and run this again.\n"
         "Without the data: ./quickstart.sh trains on a simulated data set."
     )
 

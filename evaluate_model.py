@@ -25,7 +25,7 @@ from config import Config, config_from_dict, load_config
 from ctc import greedy_collapse, output_lengths
 from data_augmentations import transform_data
 from dataset import EvalBatches, make_loader
-from dataset_index import DataError, Trial, index_trials
+from dataset_index import LISTED_AS_BAD, DataError, Trial, index_trials
 from evaluate_model_helpers import (
     check_writable,
     confusions,
@@ -212,11 +212,10 @@ def list_trials(config: Config, eval_type: str) -> tuple[list[Trial], set[Trial]
     labelled = eval_type == "val"
     left_out: list[tuple[Trial, str]] = []
     trials = index_trials(config, eval_type, labelled=labelled, left_out=left_out)
-    bad_trials = config.dataset.bad_trials_dict or {}
     notes = {"counted_as_deletions": [], "left_out_by_bad_trials_dict": []}
     undecodable = set()
     for trial, reason in left_out:
-        if trial.trial_num in bad_trials.get(trial.session, {}).get(trial.block_num, ()):
+        if reason == LISTED_AS_BAD:
             notes["left_out_by_bad_trials_dict"].append(f"{trial.session} {trial.key}")
         else:
             notes["counted_as_deletions"].append(f"{trial.session} {trial.key}: {reason}")

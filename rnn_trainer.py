@@ -8,7 +8,6 @@ All that is random in a step is a function of (seed, step), and so is the choice
 and resumed is the run that was not.
 """
 
-import copy
 import json
 import logging
 import math
@@ -34,7 +33,7 @@ from config import Config, check_config, save_config
 from ctc import ctc_loss, greedy_decode, output_lengths
 from data_augmentations import transform_data
 from dataset import EvalBatches, TrainBatches, batch_shapes, make_loader
-from dataset_index import Trial, index_splits
+from dataset_index import LISTED_AS_BAD, Trial, index_splits
 from evaluate_model_helpers import ErrorCount, count_errors, phonemes_to_text, sum_errors
 from loss import adversarial_ramp, trial_losses
 from optimizer import learning_rates, make_optimizer, set_learning_rates
@@ -73,7 +72,7 @@ class BrainToTextDecoder_Trainer:
 
     def __init__(self, config: Config, device: str | None = None, existing: str = "keep") -> None:
         check_config(config)
-        self.config = config = copy.deepcopy(config)
+        self.config = config = config.copy()
         if config.seed == -1:
             config.seed = int.from_bytes(os.urandom(3), "little")
         if existing == "keep":
@@ -97,7 +96,7 @@ class BrainToTextDecoder_Trainer:
         splits = index_splits(config, ("train", "val"), left_out=left_out)
         self.train_trials, self.val_trials = splits["train"], splits["val"]
         # Val trials that cannot be decoded count as deletions, so that leaving them out does not flatter the PER.
-        self.undecodable = [trial for trial, _ in left_out if trial.split == "val"]
+        self.undecodable = [t for t, reason in left_out if t.split == "val" and reason != LISTED_AS_BAD]
         shapes = batch_shapes(self.train_trials + self.val_trials, config)
         self.train_batches = TrainBatches(self.train_trials, config, backend.rank, backend.world_size, shapes)
         self.val_batches = EvalBatches(
@@ -344,7 +343,7 @@ class BrainToTextDecoder_Trainer:
             "avg_loss": losses.item() / max(n_decoded, 1),
             "edits": total.edits,
             "phonemes": total.length,
-            "n_trials": len(trials),
+            "n_trials": total.n_trials,
             "day_PERs": by_session,
             "trials": trials,
             "true_seq": [list(trial.labels) for trial in trials],

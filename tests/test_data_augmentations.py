@@ -20,21 +20,10 @@ from data_augmentations import (
     zero_padding,
 )
 
-OFF = {
-    "white_noise_std": 0.0,
-    "constant_offset_std": 0.0,
-    "random_walk_std": 0.0,
-    "random_walk_axis": 1,
-    "static_gain_std": 0.0,
-    "random_cut": 0,
-    "n_time_masks": 0,
-    "time_mask_bins": 4,
-    "n_channel_masks": 0,
-    "channel_mask_size": 4,
-    "smooth_data": False,
-    "smooth_kernel_std": 2.0,
-    "smooth_kernel_size": 100,
-}
+OFF = dict.fromkeys(("white_noise_std", "constant_offset_std", "random_walk_std", "static_gain_std"), 0.0)
+OFF |= {"random_cut": 0, "random_walk_axis": 1, "n_time_masks": 0, "time_mask_bins": 4}
+OFF |= {"n_channel_masks": 0, "channel_mask_size": 4}
+OFF |= {"smooth_data": False, "smooth_kernel_std": 2.0, "smooth_kernel_size": 100}
 EACH = {
     "white noise": {"white_noise_std": 1.0},
     "constant offset": {"constant_offset_std": 0.2},
@@ -118,11 +107,6 @@ def test_random_walk_runs_along_its_axis(axis):
     assert abs(correlation(walk.narrow(other, 0, 99), walk.narrow(other, 1, 99))) < 0.05
 
 
-def test_random_walk_in_bfloat16_does_not_stop_growing():
-    walk = random_walk(torch.zeros(4, 4000, 64, dtype=torch.bfloat16), 0.1, 1, seeded())
-    assert walk[:, -1].float().std().item() == pytest.approx(0.1 * 4000**0.5, rel=0.15)
-
-
 def test_random_cut_takes_each_length_as_often_and_for_each_trial_apart():
     features = torch.arange(1.0, 11.0)[None, :, None].expand(4000, 10, 2) * torch.tensor([1.0, 100.0])
     n_time_steps = torch.full((4000,), 10)
@@ -202,14 +186,16 @@ def test_several_masks_are_drawn_apart_and_a_mask_longer_than_the_trial_fits():
     options=st.sets(st.sampled_from(sorted(EACH))),
     training=st.booleans(),
     seed=st.integers(0, 2**31),
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
 )
-def test_padding_is_exactly_zero_whatever_is_switched_on(lengths, extra, channels, options, training, seed):
-    features, n_time_steps = batch(lengths, max(lengths) + extra + 1, channels)
+def test_padding_is_exactly_zero_whatever_is_switched_on(lengths, extra, channels, options, training, seed, dtype):
+    features, n_time_steps = batch(lengths, max(lengths) + extra + 1, channels, dtype)
     chosen = {key: value for name in options for key, value in EACH[name].items()}
     kept, kept_lengths = features.clone(), n_time_steps.clone()
     out, left = transform_data(features, n_time_steps, transforms(**chosen), training, seeded(seed))
     assert out.shape == features.shape
-    assert out.dtype == features.dtype
+    assert out.dtype == dtype
+    assert out.isfinite().all()
     assert left.dtype == n_time_steps.dtype
     assert torch.equal(out, zero_padding(out, left))
     assert (left <= n_time_steps).all()
@@ -306,11 +292,3 @@ def test_smoothing_comes_last_and_is_the_same_in_training_and_evaluation():
     noisy, left = transform_data(features, n_time_steps, transforms(**{**ALL, "smooth_data": False}), True, seeded())
     both, _ = transform_data(features, n_time_steps, transforms(**ALL), True, seeded())
     assert torch.equal(both, zero_padding(gaussian_smooth(noisy, 2.0, 100), left))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_all_together_keep_the_dtype(dtype):
-    features, n_time_steps = batch([30, 22], 36, 8, dtype=dtype)
-    out, _ = transform_data(features, n_time_steps, transforms(**ALL), True, seeded())
-    assert out.dtype == dtype
-    assert out.isfinite().all()

@@ -257,19 +257,12 @@ def test_no_network(tmp_path, capsys):
 
 
 def test_an_answer_that_is_not_understood(dryad, tmp_path, monkeypatch):
-    monkeypatch.setattr(Handler, "send_json", lambda self, _: self.send_error(404))
     with pytest.raises(DownloadError, match="answers 404"):
-        list_files(dryad.api_url)
-    monkeypatch.setattr(Handler, "send_json", lambda self, _: Handler_send(self, b"[]"))
+        list_files(dryad.api_url, "doi:10.5061/another")
+    send_json = Handler.send_json
+    monkeypatch.setattr(Handler, "send_json", lambda self, _: send_json(self, []))
     with pytest.raises(DownloadError, match="not what was expected"):
         list_files(dryad.api_url)
-
-
-def Handler_send(handler, data: bytes):
-    handler.send_response(200)
-    handler.send_header("Content-Length", str(len(data)))
-    handler.end_headers()
-    handler.wfile.write(data)
 
 
 def test_disk_space_is_checked_before_the_download(dryad, tmp_path, monkeypatch, capsys):
@@ -307,9 +300,13 @@ def test_a_damaged_archive_is_named(tmp_path):
     archive.write_bytes(b"not a zip")
     with pytest.raises(DownloadError, match=r"a\.zip: not a readable zip archive"):
         unpack(archive, tmp_path)
-    damaged = bytearray(zip_bytes({"x": bytes(1000)}))
-    damaged[40] ^= 0xFF
-    archive.write_bytes(bytes(damaged))
-    with pytest.raises(DownloadError, match=r"a\.zip: not a readable zip archive"):
-        unpack(archive, tmp_path)
-    assert not (tmp_path / "x").exists() and not is_unpacked("a.zip", tmp_path)
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        with zipfile.ZipFile(archive, "w", method) as file:
+            file.writestr("x", bytes(range(200)) * 5)
+        damaged = bytearray(archive.read_bytes())
+        for position in range(60, 80):
+            damaged[position] ^= 0xFF
+        archive.write_bytes(bytes(damaged))
+        with pytest.raises(DownloadError, match=r"a\.zip: not a readable zip archive"):
+            unpack(archive, tmp_path)
+        assert not (tmp_path / "x").exists() and not is_unpacked("a.zip", tmp_path)

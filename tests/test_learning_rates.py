@@ -1,13 +1,34 @@
 """The learning rates as a function of the step: ends, bounds, shape, and the day layers' own."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_optimizer import make_config
 
 from optimizer import learning_rates, schedule
+
+
+def make_config(**changes):
+    values = {
+        "lr_scheduler_type": "cosine",
+        "lr_max": 0.005,
+        "lr_min": 0.0001,
+        "lr_decay_steps": 1000,
+        "lr_warmup_steps": 10,
+        "lr_max_day": 0.002,
+        "lr_min_day": 0.0002,
+        "lr_decay_steps_day": 500,
+        "lr_warmup_steps_day": 20,
+        "beta0": 0.9,
+        "beta1": 0.999,
+        "epsilon": 0.1,
+        "weight_decay": 0.001,
+        "weight_decay_day": 0.0,
+    }
+    return SimpleNamespace(**{**values, **changes})
+
 
 rates = st.floats(1e-6, 1.0)
 steps = st.integers(0, 5000)

@@ -2,10 +2,10 @@
 
 import copy
 import io
-from types import SimpleNamespace
 
 import pytest
 import torch
+from test_learning_rates import make_config
 from torch import nn
 
 from optimizer import (
@@ -16,26 +16,6 @@ from optimizer import (
     parameter_groups,
     set_learning_rates,
 )
-
-
-def make_config(**changes):
-    values = {
-        "lr_scheduler_type": "cosine",
-        "lr_max": 0.005,
-        "lr_min": 0.0001,
-        "lr_decay_steps": 1000,
-        "lr_warmup_steps": 10,
-        "lr_max_day": 0.002,
-        "lr_min_day": 0.0002,
-        "lr_decay_steps_day": 500,
-        "lr_warmup_steps_day": 20,
-        "beta0": 0.9,
-        "beta1": 0.999,
-        "epsilon": 0.1,
-        "weight_decay": 0.001,
-        "weight_decay_day": 0.0,
-    }
-    return SimpleNamespace(**{**values, **changes})
 
 
 class TinyModel(nn.Module):
@@ -139,6 +119,7 @@ def test_nan_gradient_is_not_hidden():
     param.grad = torch.tensor([[float("nan"), 0, 0], [0, 0, 0]])
     optimizer.step()
     assert param[0].isnan().any()
+    assert optimizer.state[param]["step"].tolist() == [1, 0]
     assert torch.equal(param[1], torch.zeros(3))
 
 
@@ -245,7 +226,13 @@ def test_loading_keeps_how_this_optimiser_is_computed():
     assert [group["per_day"] for group in in_tensor.param_groups] == [False, True, False]
     assert [group["lr"].shape for group in in_tensor.param_groups] == [(1,)] * 3
     assert in_tensor.param_groups[1]["lr"].item() == pytest.approx(0.002)
-    fused.load_state_dict(in_tensor.state_dict())
+    state = in_tensor.state_dict()
+    for group in state["param_groups"]:
+        group["capturable"] = True  # as an optimiser on XLA saves it
+        del group["per_day"]  # as torch's own AdamW saves it
+    fused.load_state_dict(state)
+    assert [group["capturable"] for group in fused.param_groups] == [False] * 3
+    assert [group["per_day"] for group in fused.param_groups] == [False, True, False]
     assert [group["fused"] for group in fused.param_groups] == [True] * 3
     assert isinstance(fused.param_groups[0]["lr"], float)
     fused.step()
