@@ -23,7 +23,6 @@ from backend import DEVICES, Backend
 from checkpointing import CheckpointError, find_checkpoint, load_checkpoint
 from config import Config, config_from_dict, load_config
 from ctc import greedy_collapse, output_lengths
-from data_augmentations import transform_data
 from dataset import EvalBatches, make_loader
 from dataset_index import LISTED_AS_BAD, DataError, Trial, index_trials
 from evaluate_model_helpers import (
@@ -42,6 +41,7 @@ from evaluate_model_helpers import (
     write_submission,
     write_text_atomically,
 )
+from inference import batch_logits
 from rnn_model import build_model
 from training_log import log_to_terminal, progress_bar
 
@@ -280,16 +280,9 @@ def compute_logits(
     if not decodable:
         return
     loader = make_loader(EvalBatches([trials[index] for index in decodable], config), config)
-    for batch in backend.to_device(loader):
-        with torch.inference_mode(), backend.autocast():
-            features, _ = transform_data(
-                batch["features"].to(dtype),
-                batch["n_time_steps"],
-                config.dataset.data_transforms,
-                training=False,
-            )
-            logits = model(features, batch["day_indices"], mode="inference").to(dtype).cpu()
-        for row, trial_id in enumerate(batch["trial_ids"].tolist()):
+    for decoded in batch_logits(model, loader, config, backend):
+        logits = decoded.logits.cpu()
+        for row, trial_id in enumerate(decoded.batch["trial_ids"].tolist()):
             if trial_id >= 0:  # -1: it only fills the batch
                 index = decodable[trial_id]
                 yield index, logits[row, : lengths[index]]

@@ -8,7 +8,6 @@ All that is random in a step is a function of (seed, step), and so is the choice
 and resumed is the run that was not.
 """
 
-import json
 import logging
 import math
 import os
@@ -30,17 +29,17 @@ from checkpointing import (
     save_checkpoint,
 )
 from config import Config, check_config, save_config
-from ctc import ctc_loss, greedy_decode, output_lengths
 from data_augmentations import transform_data
 from dataset import EvalBatches, TrainBatches, batch_shapes, make_loader
 from dataset_index import LISTED_AS_BAD, Trial, index_splits
-from evaluate_model_helpers import ErrorCount, count_errors, phonemes_to_text, sum_errors
+from evaluate_model_helpers import phonemes_to_text
+from inference import batch_logits
 from loss import adversarial_ramp, trial_losses
 from optimizer import learning_rates, make_optimizer, set_learning_rates
 from rnn_model import build_model
 from run_directory import remove_run, take_free_directory
 from training_log import log_to_file, log_to_terminal, progress_bar
-from trial_figure import trial_figure
+from validation import picture_of_a_trial, save_validation, validate
 
 logger = logging.getLogger("b2txt")
 
@@ -202,7 +201,10 @@ class BrainToTextDecoder_Trainer:
         n_trials = sum(batch["weights"].sum() for batch in batches)
         sums = torch.zeros(len(STEP_METRICS) - 1, device=backend.device)
         for micro, batch in enumerate(batches):
-            features, n_time_steps = self._transform(batch, (self.step, micro, backend.rank), training=True)
+            generator = backend.generator(config.seed, AUGMENTATION, self.step, micro, backend.rank)
+            features, n_time_steps = transform_data(
+                batch["features"], batch["n_time_steps"], config.dataset.data_transforms, True, generator
+            )
             backend.seed(config.seed, DROPOUT, self.step, micro, backend.rank)
             with (
                 backend.gradients_stay_local(self.wrapped_model, micro < len(batches) - 1),
@@ -218,15 +220,6 @@ class BrainToTextDecoder_Trainer:
         self.wrapped_optimizer.step()
         self.wrapped_optimizer.zero_grad(set_to_none=True)
         return torch.cat([sums / n_trials, norm.detach().reshape(1).to(sums.dtype)])
-
-    def _transform(
-        self, batch: dict[str, torch.Tensor], entropy: tuple[int, ...] = (), training: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Augmentation (in training) and smoothing of a batch, on the device."""
-        generator = self.backend.generator(self.config.seed, AUGMENTATION, *entropy) if training else None
-        return transform_data(
-            batch["features"], batch["n_time_steps"], self.config.dataset.data_transforms, training, generator
-        )
 
     def _fetch_losses(self) -> np.ndarray:
         """STEP_METRICS (steps, 5) of the steps since the last fetch.
@@ -293,66 +286,20 @@ class BrainToTextDecoder_Trainer:
 
     # ---- validation ----------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def validation(self, loader: Any = None, return_logits: bool = False, return_data: bool = False) -> dict[str, Any]:
-        """Decode labelled trials greedily and count the errors.
+        """Decode labelled trials greedily and count the errors, as `validation.validate` says.
 
         Args:
             loader: batches of an EvalBatches made from val trials; None for the whole val split.
             return_logits: add 'logits', an array (P, C) a trial.
             return_data: add 'input_features', the preprocessed array (T, F) a trial.
-        Returns:
-            avg_PER (a fraction: edits of all trials over phonemes of all trials), avg_loss (clean CTC, mean over
-            trials), edits, phonemes, n_trials, day_PERs {session: ErrorCount}, and for each trial, in the order
-            of the split: trials, true_seq, decoded_seqs (lists of classes).
         """
-        config, backend = self.config, self.backend
-        batches = self.val_batches if loader is None else loader.dataset
-        loader = make_loader(batches, config) if loader is None else loader
-        self.wrapped_model.eval()
-        found: dict[int, dict[str, Any]] = {}
-        losses, n_decoded = torch.zeros((), dtype=torch.float64), 0
-        for batch in backend.to_device(loader):
-            features, n_time_steps = self._transform(batch)
-            lengths = output_lengths(n_time_steps, config.model.patch_size, config.model.patch_stride)
-            with backend.autocast():
-                logits = self.model(features, batch["day_indices"], mode="inference")
-            losses_of_trials = ctc_loss(logits, batch["labels"], lengths, batch["label_lengths"])
-            losses += (losses_of_trials * batch["weights"]).sum().cpu().double()
-            decoded = greedy_decode(logits, lengths)
-            for row, trial_id in enumerate(batch["trial_ids"].tolist()):
-                if trial_id < 0:
-                    continue
-                n_decoded += 1
-                found[trial_id] = {"decoded": decoded[row]}
-                if return_logits:
-                    found[trial_id]["logits"] = logits[row, : lengths[row]].float().cpu().numpy()
-                if return_data:
-                    found[trial_id]["input_features"] = features[row, : n_time_steps[row]].cpu().numpy()
-        order = sorted(found)
-        trials = [batches.trials[i] for i in order]
-        by_session = {session: ErrorCount() for session in config.dataset.sessions}
-        for trial, trial_id in zip(trials, order, strict=True):
-            by_session[trial.session] += count_errors(trial.labels, found[trial_id]["decoded"])
-        for trial in self.undecodable if batches is self.val_batches else ():
-            by_session[trial.session] += count_errors(trial.labels, [])
-        by_session = {session: count for session, count in by_session.items() if count.length}
-        total = sum_errors(by_session.values())
-        metrics = {
-            "avg_PER": total.rate,
-            "avg_loss": losses.item() / max(n_decoded, 1),
-            "edits": total.edits,
-            "phonemes": total.length,
-            "n_trials": total.n_trials,
-            "day_PERs": by_session,
-            "trials": trials,
-            "true_seq": [list(trial.labels) for trial in trials],
-            "decoded_seqs": [found[i]["decoded"] for i in order],
-        }
-        for name in ("logits", "input_features"):
-            if order and name in found[order[0]]:
-                metrics[name] = [found[i][name] for i in order]
-        return metrics
+        whole_split = loader is None
+        if whole_split:
+            loader = make_loader(self.val_batches, self.config)
+        trials = loader.dataset.trials
+        undecodable = self.undecodable if whole_split else []
+        return validate(self.model, loader, trials, self.config, self.backend, undecodable, return_logits, return_data)
 
     def _validate_and_save(self) -> bool:
         """Validate, log, write the checkpoints; whether training should stop early."""
@@ -375,7 +322,7 @@ class BrainToTextDecoder_Trainer:
         if better and self.backend.is_main:
             if config.save_best_checkpoint:
                 copy_checkpoint(self.checkpoint_dir / "last_checkpoint", self.checkpoint_dir / "best_checkpoint")
-            self._save_val_metrics(metrics)
+            save_validation(metrics, self.checkpoint_dir, self.step, config.save_val_metrics)
         if config.save_all_val_steps:
             self._save_checkpoint(f"checkpoint_batch_{self.step}")
         self._interval_start, self._interval_step = time.perf_counter(), self.step
@@ -390,7 +337,7 @@ class BrainToTextDecoder_Trainer:
     def _log_validation(self, metrics: dict[str, Any], seconds: float) -> None:
         config = self.config
         values = {"val/PER": metrics["avg_PER"], "val/loss": metrics["avg_loss"]}
-        values |= self._figure()
+        values |= self._show_a_trial()
         if config.log_individual_day_val_PER:
             values |= {f"val_PER/{s}": count.rate for s, count in metrics["day_PERs"].items()}
         self.backend.log(values, self.step)
@@ -425,28 +372,13 @@ class BrainToTextDecoder_Trainer:
                 "a smaller epsilon, or a longer run", self.step,
             )  # fmt: skip
 
-    @torch.no_grad()
-    def _figure(self) -> dict[str, float]:
-        """Show one val trial to the trackers; returns the noise's size against the signal's, over that trial."""
-        if not self.backend.is_main:
+    def _show_a_trial(self) -> dict[str, float]:
+        """Show a val trial to the trackers; returns the noise's size against the signal's in it."""
+        if not (self.backend.is_main and self.backend.shows_images):
             return {}
-        config = self.config
-        middle = sorted(range(len(self.val_trials)), key=lambda i: self.val_trials[i].n_time_steps)
-        trial = self.val_trials[middle[len(middle) // 2]]
-        batch = next(iter(self.backend.to_device([EvalBatches([trial], config, batch_size=1)[0]])))
-        features, n_time_steps = self._transform(batch)
-        self.model.eval()
-        signal, noise, _ = self.model.denoise(features, batch["day_indices"])
-        logits = self.model(features, batch["day_indices"])
-        length = int(output_lengths(n_time_steps, config.model.patch_size, config.model.patch_stride)[0])
-        signal, noise, logits = (x[0, :length].float().cpu().numpy() for x in (signal, noise, logits))
-        if self.backend.shows_images:
-            title = f"{trial.session} block {trial.block_num} trial {trial.trial_num}, after batch {self.step}"
-            picture = trial_figure(
-                signal, noise, logits, trial.labels, title, config.model.patch_size, config.model.patch_stride
-            )
-            self.backend.log_image("val/trial", picture, self.step)
-        return {"val/noise_to_signal": float(np.sqrt(np.mean(noise**2) / np.mean(signal**2)))}
+        picture, ratio = picture_of_a_trial(self.model, self.val_trials, self.config, self.backend, self.step)
+        self.backend.log_image("val/trial", picture, self.step)
+        return {"val/noise_to_signal": ratio}
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
@@ -504,34 +436,8 @@ class BrainToTextDecoder_Trainer:
             copy_checkpoint(path, self.checkpoint_dir / "best_checkpoint")  # a kill may have come between the two
         return True
 
-    def _save_val_metrics(self, metrics: dict[str, Any]) -> None:
-        """Write what the best validation found beside its checkpoint, as far as the configuration asks for it."""
-        if self.config.save_val_metrics:
-            rows = {
-                "step": self.step,
-                "avg_PER": metrics["avg_PER"],
-                "avg_loss": metrics["avg_loss"],
-                "day_PERs": {session: count.rate for session, count in metrics["day_PERs"].items()},
-                "trials": [
-                    {
-                        "session": t.session,
-                        "block": t.block_num,
-                        "trial": t.trial_num,
-                        "true": true,
-                        "decoded": d,
-                    }
-                    for t, true, d in zip(metrics["trials"], metrics["true_seq"], metrics["decoded_seqs"], strict=True)
-                ],
-            }
-            (self.checkpoint_dir / "val_metrics.json").write_text(json.dumps(rows))
-        for name in ("logits", "input_features"):
-            if name in metrics:
-                keys = [f"{t.session}/{t.key}" for t in metrics["trials"]]
-                np.savez(self.checkpoint_dir / f"val_{name}.npz", **dict(zip(keys, metrics[name], strict=True)))
-
     # ---- inference -----------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def inference(self, features: Any, day_indices: Any, n_time_steps: Any) -> torch.Tensor:
         """Phoneme logits of raw trials, smoothed as in training.
 
@@ -542,16 +448,12 @@ class BrainToTextDecoder_Trainer:
         Returns:
             (B, P, C) float32 on the CPU; frames beyond output_lengths(n_time_steps) mean nothing.
         """
-        device = self.backend.device
         batch = {
-            "features": torch.as_tensor(features, dtype=torch.float32, device=device),
-            "n_time_steps": torch.as_tensor(n_time_steps, dtype=torch.int64, device=device),
+            "features": torch.as_tensor(features, dtype=torch.float32),
+            "n_time_steps": torch.as_tensor(n_time_steps, dtype=torch.int64),
+            "day_indices": torch.as_tensor(day_indices, dtype=torch.int64),
         }
-        smoothed, _ = self._transform(batch)
-        self.model.eval()
-        with self.backend.autocast():
-            logits = self.model(smoothed, torch.as_tensor(day_indices, dtype=torch.int64, device=device))
-        return logits.float().cpu()
+        return next(batch_logits(self.model, [batch], self.config, self.backend)).logits.float().cpu()
 
 
 def _check_same_run(saved: dict[str, Any], given: dict[str, Any], path: Path) -> None:

@@ -7,6 +7,7 @@ gives the symbols EAT, EAT_S, EAT_D and EAT_G. Two corpora, as the T15 recording
 
 import functools
 import random
+import re
 import zlib
 
 from evaluate_model_helpers import PHONEMES, SILENCE
@@ -62,8 +63,8 @@ WORDS = {
         table camera bag box bottle cup glass plate knife fork spoon towel shirt jacket sweater coat hat key letter
         picture clock mirror battery cable screen keyboard curtain bicycle guitar piano ticket umbrella wallet
         package painting machine""",
-    "THINGS": """shoes socks pants clothes keys glasses books letters pictures flowers boxes cups plates windows
-        papers tools toys stamps movies songs stories""",
+    "THINGS": "shoes socks pants clothes keys glasses papers tools toys photos curtains medicines gloves slippers",
+    "BOOKS": "books letters pictures flowers boxes cups plates windows stamps movies songs stories chairs bags bottles",
     "VEHICLE": "car bus train van truck boat plane taxi",
     "PLACE": """hospital kitchen bathroom garden store park beach church school office library restaurant market
         museum station airport hotel bank farm lake mountain river bedroom clinic pharmacy theater village city""",
@@ -97,120 +98,124 @@ WORDS = {
     "NEAR": "near behind under above beside inside outside",
 }
 
-RULES = {
-    # noun phrases: third person singular, plural; agreement is kept by choosing the verb's form beside the subject
-    "MY": ["my", "my", "my", "your", "our", "his", "her", "their"],
-    "HE": ["he", "she", "MY PERSON", "MY PERSON", "NAME", "the PERSON", "everybody", "somebody", "MY ANIMAL"],
-    "WHO": ["MY PERSON", "NAME", "you", "him", "her", "them", "the PEOPLE", "MY PEOPLE", "everybody", "us"],
-    "THEY": ["they", "we", "you", "MY PEOPLE", "the PEOPLE", "NAME and NAME", "MY ANIMALS", "these people"],
-    "ITEM": ["the THING", "MY THING", "a QUALITY THING", "the COLOR THING", "MY THINGS", "these THINGS",
-             "NUMBER THINGS", "this THING", "that THING", "the QUALITY VEHICLE", "the VEHICLE", "some THINGS"],
-    "MEALS": ["some FOOD", "the FOOD", "the EDIBLES", "some EDIBLES", "NUMBER EDIBLES", "MEAL", "MY MEAL",
-              "FOOD and FOOD", "a piece of cake", "a glass of water", "a cup of coffee", "a cup of tea", "fresh FOOD"],
-    "WHERE": ["at the PLACE", "in the PLACE", "NEAR the PLACE", "at home", "here", "over there", "on the THING",
-              "in MY room", "upstairs", "downstairs"],
-    "TO": ["to the PLACE", "to the PLACE", "home", "to MY house", "to MY PERSON", "to work", "back to bed"],
-    "PAST": ["yesterday", "last night", "last week", "this morning", "NUMBER UNIT ago", "on DAY", "last year",
-             "in MONTH", "last SEASON"],
-    "FUTURE": ["tomorrow", "tonight", "soon", "later", "next week", "on DAY", "in NUMBER UNIT", "at HOUR o'clock",
-               "after MEAL", "in the morning", "this SEASON", "in the evening", "in the afternoon"],
-    "HABIT": ["every day", "every morning", "on DAY", "all the time", "in the SEASON", "every night", "too much"],
-    "NOW": ["now", "right now", "today", "at the moment"],
-    # predicates by form of the verb
-    "DO": ["CONSUME MEALS", "USE ITEM", "MEET WHO", "ACT WHERE", "ACT HOW", "TRAVEL TO", "ACT", "PLAY TOPIC",
-           "talk to WHO", "talk about TOPIC", "give WHO ITEM", "wait for WHO", "take MY medicine", "look at ITEM"],
-    "DO_S": ["CONSUME_S MEALS", "USE_S ITEM", "MEET_S WHO", "ACT_S WHERE", "TRAVEL_S TO", "ACT_S HOW",
-             "PLAY_S TOPIC", "likes MEALS", "wants ITEM", "needs WHO", "has ITEM", "OFTEN ACT_S", "lives NEAR the PLACE"],
-    "DO_D": ["CONSUME_D MEALS", "USE_D ITEM", "MEET_D WHO", "ACT_D WHERE", "TRAVEL_D TO", "ACT_D HOW", "PLAY_D TOPIC",
-             "told WHO about ITEM", "gave WHO ITEM", "waited for WHO", "looked at ITEM", "had MEALS", "forgot ITEM"],
-    "DO_G": ["CONSUME_G MEALS", "USE_G ITEM", "MEET_G WHO", "ACT_G WHERE", "TRAVEL_G TO", "ACT_G",
-             "talking to WHO", "looking for ITEM", "waiting for WHO", "thinking about ITEM"],
-    "HAVE": ["want MEALS", "need ITEM", "like MEALS", "have ITEM", "know WHO", "want to DO", "need to DO", "love to DO",
-             "like TOPIC", "have to DO", "OFTEN DO", "live NEAR the PLACE"],
-    "BE": ["FEELING", "DEGREE FEELING", "not FEELING", "WHERE", "DO_G", "DO_G NOW", "ready to DO", "happy to DO",
-           "going to DO", "going to DO FUTURE", "not DO_G", "afraid of ANIMALS", "not able to DO"],
-    "BEEN": ["FEELING", "WHERE", "DO_G", "DEGREE FEELING PAST", "FEELING PAST", "WHERE PAST", "not FEELING"],
-    # clauses
-    "CLAUSE": ["i HAVE", "i HAVE", "THEY HAVE", "HE DO_S", "HE DO_S HABIT", "i DO_D", "HE DO_D PAST", "THEY DO_D",
-               "i DO_D PAST", "i am BE", "i'm BE", "i'm BE", "HE is BE", "THEY are BE", "i was BEEN", "HE was BEEN",
-               "THEY were BEEN", "i MODAL DO", "HE MODAL DO", "THEY MODAL DO FUTURE", "i don't HAVE", "i can't DO",
-               "HE doesn't DO", "THEY don't HAVE", "i'll DO FUTURE", "we'll DO FUTURE", "HE won't DO", "i didn't DO",
-               "it's JUDGMENT", "that's DEGREE JUDGMENT", "the FOOD is TASTE", "the EDIBLES are TASTE",
-               "MY BODY hurts", "MY BODY hurts NOW", "the weather is WEATHER", "it is WEATHER NOW",
-               "the THING is QUALITY", "the THINGS are QUALITY", "MY VEHICLE is COLOR", "HE is DEGREE CHARACTER",
-               "THEY are CHARACTER", "there is a THING WHERE", "there are NUMBER THINGS WHERE", "i've never TRIED",
-               "i would like MEALS", "i'd like to DO", "THEY used to DO", "HE wants to DO", "HE has to DO",
-               "it takes NUMBER UNIT", "nothing is JUDGMENT", "this is MY PERSON", "that was DEGREE JUDGMENT"],
-    "TRIED": ["seen that", "been there", "heard of it", "met WHO", "been to the PLACE", "had a ANIMAL", "eaten MEALS"],
-    "THAT": ["i THINK CLAUSE", "HE THINK_S CLAUSE", "i THINK_D CLAUSE", "i don't think CLAUSE", "maybe CLAUSE",
-             "i'm sure CLAUSE", "NAME told me CLAUSE", "of course CLAUSE", "everybody knows CLAUSE"],
-    "JOINT": ["CLAUSE and CLAUSE", "CLAUSE but CLAUSE", "CLAUSE because CLAUSE", "CLAUSE so CLAUSE",
-              "CLAUSE when CLAUSE", "if CLAUSE then CLAUSE", "CLAUSE or CLAUSE", "CLAUSE before CLAUSE"],
-    "QUESTION": ["do THEY HAVE ?", "does HE DO ?", "did HE DO PAST ?", "are THEY BE ?", "is HE BE ?", "can you DO ?",
-                 "could you DO please ?", "where is ITEM ?", "where are MY THINGS ?", "what are you DO_G ?",
-                 "when will HE DO ?", "why did HE DO ?", "how is MY PERSON ?", "who wants to DO ?", "what time is it ?",
-                 "how old is MY PERSON ?", "would you like MEALS ?", "how many THINGS do you have ?", "are you FEELING ?",
-                 "what do you think about TOPIC ?", "is the THING QUALITY ?", "how was MY MEAL ?", "who is HE ?",
-                 "which THING do you want ?", "what did HE say about WHO ?", "where did THEY go PAST ?"],
-    "COMMAND": ["please DO", "please DO HOW", "don't DO", "let's DO", "let's DO FUTURE", "tell WHO i'm FEELING",
-                "please tell WHO CLAUSE", "turn on the THING", "turn off the THING", "put ITEM WHERE", "come here please",
-                "wait a minute", "please call WHO", "give me ITEM", "bring me MEALS please", "show me ITEM"],
-    "PHRASE": ["yes", "no", "maybe", "hello", "goodbye", "thanks", "please", "sorry", "okay", "great", "stop", "help",
-               "thank you", "good morning", "good night", "excuse me", "not yet", "of course", "see you FUTURE",
-               "you're welcome", "how are you ?", "i love you", "nice to meet you", "never mind", "no problem",
-               "hello NAME", "thank you NAME", "good morning NAME", "happy birthday NAME", "me too", "so am i",
-               "not FEELING", "DEGREE QUALITY", "DEGREE FEELING", "DEGREE TASTE", "a QUALITY THING", "more FOOD please",
-               "yes CLAUSE", "no CLAUSE", "well CLAUSE", "MY PERSON", "on DAY", "in MONTH", "maybe FUTURE"],
-    "SENTENCE": ["CLAUSE", "CLAUSE", "CLAUSE", "CLAUSE", "THAT", "THAT", "JOINT", "QUESTION", "QUESTION", "COMMAND",
-                 "PHRASE"],
-}  # fmt: skip
+# One rule a paragraph: the symbol, and what can stand for it, parted by bars. An option written twice is twice as likely.
+# Agreement is kept by choosing the verb's form beside the subject; "a" becomes "an" where a vowel follows.
+RULES = """
+MY: my | my | my | your | our | his | her | their
+HE: he | she | MY PERSON | MY PERSON | NAME | the PERSON | everybody | somebody
+WHO: MY PERSON | NAME | you | him | her | them | the PEOPLE | MY PEOPLE | everybody | us
+THEY: they | we | you | MY PEOPLE | the PEOPLE | NAME and NAME | these people
+ITEM: the THING | MY THING | a QUALITY THING | the COLOR THING | MY THINGS | these THINGS | NUMBER BOOKS | this THING |
+    that THING | the QUALITY VEHICLE | the VEHICLE | some THINGS | MY VEHICLE | a COLOR THING | another THING
+MEALS: some FOOD | the FOOD | the EDIBLES | some EDIBLES | NUMBER EDIBLES | MEAL | MY MEAL | FOOD and FOOD |
+    a piece of cake | a glass of water | a cup of coffee | a cup of tea | fresh FOOD
+WHERE: at the PLACE | in the PLACE | NEAR the PLACE | at home | here | over there | in MY room | upstairs | downstairs
+SPOT: on the table | under the bed | NEAR the door | in the box | in MY room | here | over there
+TO: to the PLACE | to the PLACE | home | to MY house | to MY PERSON | to work | back to bed
+PAST: yesterday | last night | last week | this morning | NUMBER UNIT ago | on DAY | last year | in MONTH | last SEASON
+FUTURE: tomorrow | tonight | soon | later | next week | on DAY | in NUMBER UNIT | at HOUR o'clock | after MEAL |
+    in the morning | this SEASON | in the evening | in the afternoon
+HABIT: every day | every morning | on DAY | all the time | in the SEASON | every night | too much
+NOW: now | right now | today | at the moment
 
-SMALL_RULES = {
-    "SENTENCE": ["S", "S", "S", "ASK ?", "ASK ?", "CALL", "SHORT"],
-    "S": ["i AM", "WE ARE", "IT IS", "i VERB", "WE VERB", "i VERB", "i do not VERB", "WE do not VERB"],
-    "AM": ["am STATE", "am very STATE", "am not STATE", "am PLACE"],
-    "ARE": ["are STATE", "are not STATE", "are very STATE", "are PLACE"],
-    "IS": ["is STATE", "is not STATE", "is PLACE", "is very STATE"],
-    "WE": ["you", "we", "they"],
-    "IT": ["it", "MY WHO", "MY WHO", "MY OBJECT"],
-    "MY": ["my", "my", "my", "your"],
-    "WHO": ["family", "nurse", "doctor", "friend"],
-    "OBJECT": ["water", "music", "food", "chair", "phone"],
-    "STATE": ["good", "bad", "tired", "hungry", "cold", "okay", "happy"],
-    "PLACE": ["here", "outside", "home", "right here"],
-    "VERB": ["need MY OBJECT", "like MY WHO", "want OBJECT", "like OBJECT", "need help", "feel STATE", "feel very STATE",
-             "want to go home", "like it here", "need to go outside", "want MY WHO", "need MY WHO now",
-             "want to see MY WHO"],
-    "ASK": ["are you STATE", "is MY WHO STATE", "is MY WHO PLACE", "do WE VERB", "where is MY WHO", "where is MY OBJECT",
-            "how is MY WHO", "how are you", "what is it", "is it STATE", "how do WE feel"],
-    "CALL": ["please bring MY OBJECT", "bring MY OBJECT here please", "tell MY WHO i AM", "please tell MY WHO i VERB",
-             "please help", "come here please", "tell MY WHO to come PLACE"],
-    "SHORT": ["yes", "no", "thank you", "hello", "yes please", "no thank you", "not now", "very STATE", "hello MY WHO",
-              "not STATE", "yes i VERB", "no i AM"],
-}  # fmt: skip
+DO: CONSUME MEALS | USE ITEM | MEET WHO | ACT WHERE | ACT HOW | TRAVEL TO | ACT | PLAY TOPIC | talk to WHO |
+    talk about TOPIC | give WHO ITEM | wait for WHO | take MY medicine | look at ITEM
+DO_S: CONSUME_S MEALS | USE_S ITEM | MEET_S WHO | ACT_S WHERE | TRAVEL_S TO | ACT_S HOW | PLAY_S TOPIC |
+    likes MEALS | wants ITEM | needs WHO | has ITEM | OFTEN ACT_S | lives NEAR the PLACE
+DO_D: CONSUME_D MEALS | USE_D ITEM | MEET_D WHO | ACT_D WHERE | TRAVEL_D TO | ACT_D HOW | PLAY_D TOPIC |
+    told WHO about ITEM | gave WHO ITEM | waited for WHO | looked at ITEM | had MEALS | forgot ITEM
+DO_G: CONSUME_G MEALS | USE_G ITEM | MEET_G WHO | ACT_G WHERE | TRAVEL_G TO | ACT_G | talking to WHO |
+    looking for ITEM | waiting for WHO | thinking about ITEM
+HAVE: want MEALS | need ITEM | like MEALS | have ITEM | know WHO | want to DO | need to DO | love to DO | like TOPIC |
+    have to DO | live NEAR the PLACE
+BE: FEELING | DEGREE FEELING | not FEELING | WHERE | DO_G | DO_G NOW | ready to DO | happy to DO | going to DO |
+    going to DO FUTURE | not DO_G | afraid of ANIMALS | not able to DO
+BEEN: FEELING | WHERE | DO_G | DEGREE FEELING PAST | FEELING PAST | WHERE PAST | not FEELING
+TRIED: seen that | been there | heard of it | met WHO | been to the PLACE | had a ANIMAL | eaten MEALS
+
+CLAUSE: i HAVE | i HAVE | THEY HAVE | HE DO_S | HE DO_S HABIT | i DO_D | HE DO_D PAST | THEY DO_D | i DO_D PAST |
+    i am BE | i'm BE | i'm BE | HE is BE | THEY are BE | i was BEEN | HE was BEEN | THEY were BEEN | i MODAL DO |
+    HE MODAL DO | THEY MODAL DO FUTURE | i don't HAVE | i can't DO | HE doesn't DO | THEY don't HAVE | i'll DO FUTURE |
+    we'll DO FUTURE | HE won't DO | i didn't DO | i OFTEN DO | THEY OFTEN DO | it's JUDGMENT |
+    that's DEGREE JUDGMENT | the FOOD is TASTE | the EDIBLES are TASTE | MY BODY hurts | MY BODY hurts NOW |
+    the weather is WEATHER | it is WEATHER NOW | the THING is QUALITY | the THINGS are QUALITY | MY VEHICLE is COLOR |
+    HE is DEGREE CHARACTER | THEY are CHARACTER | there is a THING SPOT | there are NUMBER BOOKS SPOT |
+    i've never TRIED | i would like MEALS | i'd like to DO | THEY used to DO | HE wants to DO | HE has to DO |
+    it takes NUMBER UNIT | nothing is JUDGMENT | this is MY PERSON | that was DEGREE JUDGMENT | MY ANIMAL is FEELING
+THAT: i THINK CLAUSE | HE THINK_S CLAUSE | i THINK_D CLAUSE | i don't think CLAUSE | maybe CLAUSE | i'm sure CLAUSE |
+    NAME told me CLAUSE | of course CLAUSE | everybody knows CLAUSE
+JOINT: CLAUSE and CLAUSE | CLAUSE but CLAUSE | CLAUSE because CLAUSE | CLAUSE so CLAUSE | CLAUSE when CLAUSE |
+    if CLAUSE then CLAUSE | CLAUSE or CLAUSE | CLAUSE before CLAUSE
+QUESTION: do THEY HAVE ? | does HE DO ? | did HE DO PAST ? | are THEY BE ? | is HE BE ? | can you DO ? |
+    could you DO please ? | where is MY THING ? | where are MY THINGS ? | what are you DO_G ? | when will HE DO ? |
+    why did HE DO ? | how is MY PERSON ? | who wants to DO ? | what time is it ? | how old is MY PERSON ? |
+    would you like MEALS ? | how many BOOKS do you have ? | are you FEELING ? | what do you think about TOPIC ? |
+    is the THING QUALITY ? | how was MY MEAL ? | who is HE ? | which THING do you want ? |
+    what did HE say about WHO ? | where did THEY go PAST ?
+COMMAND: please DO | please DO HOW | don't DO | let's DO | let's DO FUTURE | tell WHO i'm FEELING |
+    please tell WHO CLAUSE | turn on the THING | turn off the THING | put ITEM SPOT | come here please | wait a minute |
+    please call WHO | give me ITEM | bring me MEALS please | show me ITEM
+PHRASE: yes | no | maybe | hello | goodbye | thanks | please | sorry | okay | great | stop | help | thank you |
+    good morning | good night | excuse me | not yet | of course | see you FUTURE | you're welcome | how are you ? |
+    i love you | nice to meet you | never mind | no problem | hello NAME | thank you NAME | good morning NAME |
+    happy birthday NAME | me too | so am i | not FEELING | DEGREE QUALITY | DEGREE FEELING | DEGREE TASTE |
+    a QUALITY THING | more FOOD please | yes CLAUSE | no CLAUSE | well CLAUSE | MY PERSON | on DAY | in MONTH |
+    maybe FUTURE
+SENTENCE: CLAUSE | CLAUSE | CLAUSE | CLAUSE | THAT | THAT | JOINT | QUESTION | QUESTION | COMMAND | PHRASE
+"""
+
+SMALL_RULES = """
+MY: my | my | my | your
+WE: you | we | they
+WHO: family | nurse | doctor | friend
+OBJECT: water | music | food | chair | phone
+STATE: good | bad | tired | hungry | cold | okay | happy
+PLACE: here | outside | home | right here
+AM: am STATE | am very STATE | am not STATE | am PLACE
+ARE: are STATE | are not STATE | are very STATE | are PLACE
+IS: is STATE | is not STATE | is PLACE | is very STATE
+VERB: need MY OBJECT | like MY WHO | want OBJECT | like OBJECT | need help | feel STATE | feel very STATE |
+    want to go home | like it here | need to go outside | want MY WHO | need MY WHO now | go home now
+CLAUSE: i AM | WE ARE | it IS | MY WHO IS | MY WHO IS | MY OBJECT IS | i VERB | i VERB | WE VERB | i do not VERB |
+    WE do not VERB
+QUESTION: are you STATE | is MY WHO STATE | is MY WHO PLACE | do WE VERB | where is MY WHO | where is MY OBJECT |
+    how is MY WHO | how are you | where is it | is it STATE | how do WE feel
+COMMAND: please bring MY OBJECT | bring MY OBJECT here please | tell MY WHO i AM | please tell MY WHO i VERB |
+    please help | come here please | tell MY WHO to come PLACE
+PHRASE: yes | no | thank you | hello | yes please | no thank you | not now | very STATE | hello MY WHO | not STATE |
+    yes i VERB | no i AM
+SENTENCE: CLAUSE | CLAUSE | CLAUSE | QUESTION ? | QUESTION ? | COMMAND | PHRASE
+"""
 
 
-def _conversation_rules() -> dict[str, list[list[str]]]:
-    rules = {**RULES, **{symbol: words.split() for symbol, words in WORDS.items()}}
+def _read_rules(text: str) -> dict[str, list[list[str]]]:
+    """symbol -> options, each a list of words and symbols."""
+    rules = {}
+    for rule in re.split(r"\n+(?=[A-Z_]+:)", text.strip()):
+        symbol, options = rule.split(":", 1)
+        rules[symbol] = [option.split() for option in options.split("|")]
+    return rules
+
+
+def _word_rules() -> dict[str, list[list[str]]]:
+    rules = {symbol: [[word] for word in words.split()] for symbol, words in WORDS.items()}
     for symbol, table in VERBS.items():
         forms = zip(*[verb.split() for verb in table.split(",")], strict=True)
         for suffix, words in zip(["", "_S", "_D", "_G"], forms, strict=True):
-            rules[symbol + suffix] = list(words)
-    return _split(rules)
+            rules[symbol + suffix] = [[word] for word in words]
+    return rules
 
 
-def _split(rules: dict[str, list[str]]) -> dict[str, list[list[str]]]:
-    return {symbol: [option.split() for option in options] for symbol, options in rules.items()}
-
-
-GRAMMARS = {"Conversation": _conversation_rules(), "50-Word": _split(SMALL_RULES)}
+GRAMMARS = {"Conversation": _read_rules(RULES) | _word_rules(), "50-Word": _read_rules(SMALL_RULES)}
+JOINING_WORD = {"Conversation": "and", "50-Word": "please"}  # strings clauses together to a longer sentence
 
 
 def vocabulary(corpus: str) -> list[str]:
     """The words of a corpus's grammar, sorted."""
     rules = GRAMMARS[corpus]
     tokens = {token for options in rules.values() for option in options for token in option}
-    return sorted(token for token in tokens if token not in rules and token != "?")
+    words = {token for token in tokens if token not in rules and token != "?"}
+    return sorted(words | {"an"} if "a" in words else words)
 
 
 @functools.cache
@@ -245,6 +250,16 @@ def _expand(symbol: str, rules: dict[str, list[list[str]]], draw: random.Random,
             words.append(token)
 
 
+def _with_articles(words: list[str]) -> list[str]:
+    """ "a" becomes "an" before a word that begins with a vowel's sound."""
+    vowels = {index for index, name in enumerate(PHONEMES) if name[0] in "AEIOU"}
+    following = [*words[1:], ""]
+    return [
+        "an" if word == "a" and _dictionary()[after][0] in vowels else word
+        for word, after in zip(words, following, strict=True)
+    ]
+
+
 def write_out(words: list[str], question: bool) -> str:
     """As it is printed: "I don't know John." """
     proper = set((WORDS["NAME"] + " " + WORDS["DAY"] + " " + WORDS["MONTH"]).split())
@@ -269,10 +284,10 @@ def draw_sentence(
         words: list[str] = []
         _expand("SENTENCE", rules, draw, words)
         while "?" not in words and len(words) < fewest:  # longer ones are strung together
-            words.append("and" if corpus == "Conversation" else "please")
-            _expand("CLAUSE" if corpus == "Conversation" else "S", rules, draw, words)
+            words.append(JOINING_WORD[corpus])
+            _expand("CLAUSE", rules, draw, words)
         question = words[-1] == "?"
-        words = words[:-1] if question else words
+        words = _with_articles(words[:-1] if question else words)
         if fewest <= len(words) <= most and split_of_sentence(words) == split:
             return write_out(words, question), words
     raise ValueError(f"no {split} sentence of {fewest} to {most} words found in corpus {corpus}: allow more words")

@@ -1,0 +1,129 @@
+"""Validation of a model while it trains: decode the val split greedily, count, and keep what was asked for."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from backend import Backend
+from ctc import ctc_loss, greedy_decode, output_lengths
+from dataset import EvalBatches
+from dataset_index import Trial
+from evaluate_model_helpers import count_errors, sum_errors, sum_errors_by
+from inference import batch_logits
+from trial_figure import trial_figure
+
+PER_TRIAL_ARRAYS = ("logits", "input_features")
+
+
+def validate(
+    model: torch.nn.Module,
+    loader: Iterable[dict[str, torch.Tensor]],
+    trials: list[Trial],
+    config: Any,
+    backend: Backend,
+    undecodable: list[Trial] = (),
+    return_logits: bool = False,
+    return_data: bool = False,
+) -> dict[str, Any]:
+    """Decode labelled trials greedily and count the errors.
+
+    Args:
+        model: on the backend's device.
+        loader: batches of an EvalBatches made from `trials`.
+        trials: what the batches' trial_ids index.
+        undecodable: trials that are in no batch, since they cannot be decoded; each counts as deletions.
+        return_logits: add 'logits', an array (P, C) a trial.
+        return_data: add 'input_features', the preprocessed array (T, F) a trial.
+    Returns:
+        avg_PER (a fraction: edits of all trials over phonemes of all trials), avg_loss (clean CTC, mean over the
+        decoded trials), edits, phonemes, n_trials, day_PERs {session: ErrorCount}, and for each decoded trial,
+        in the order of `trials`: trials, true_seq, decoded_seqs (lists of classes).
+    """
+    found: dict[int, dict[str, Any]] = {}
+    loss = 0.0
+    for batch, features, logits, lengths in batch_logits(model, loader, config, backend):
+        losses = ctc_loss(logits, batch["labels"], lengths, batch["label_lengths"])
+        loss += (losses * batch["weights"]).sum().item()
+        decoded = greedy_decode(logits, lengths)
+        for row, trial_id in enumerate(batch["trial_ids"].tolist()):
+            if trial_id < 0:  # it only fills the batch
+                continue
+            found[trial_id] = {"decoded": decoded[row]}
+            if return_logits:
+                found[trial_id]["logits"] = logits[row, : lengths[row]].float().cpu().numpy()
+            if return_data:
+                found[trial_id]["input_features"] = features[row, : batch["n_time_steps"][row]].cpu().numpy()
+    order = sorted(found)
+    decoded_trials = [trials[i] for i in order]
+    decoded_seqs = [found[i]["decoded"] for i in order]
+    counts = [count_errors(trial.labels, ids) for trial, ids in zip(decoded_trials, decoded_seqs, strict=True)]
+    counts += [count_errors(trial.labels, []) for trial in undecodable]
+    total = sum_errors(counts)
+    metrics = {
+        "avg_PER": total.rate,
+        "avg_loss": loss / max(len(order), 1),
+        "edits": total.edits,
+        "phonemes": total.length,
+        "n_trials": total.n_trials,
+        "day_PERs": sum_errors_by([trial.session for trial in (*decoded_trials, *undecodable)], counts),
+        "trials": decoded_trials,
+        "true_seq": [list(trial.labels) for trial in decoded_trials],
+        "decoded_seqs": decoded_seqs,
+    }
+    for name in PER_TRIAL_ARRAYS:
+        if order and name in found[order[0]]:
+            metrics[name] = [found[i][name] for i in order]
+    return metrics
+
+
+def save_validation(metrics: dict[str, Any], directory: Path, step: int, save_metrics: bool) -> None:
+    """Write what a validation found: val_metrics.json if asked for, and an .npz of each array a trial there is.
+
+    Args:
+        metrics: from `validate`.
+        directory: of the checkpoints.
+        step: optimiser steps done.
+    """
+    if save_metrics:
+        sequences = zip(metrics["trials"], metrics["true_seq"], metrics["decoded_seqs"], strict=True)
+        rows = {
+            "step": step,
+            "avg_PER": metrics["avg_PER"],
+            "avg_loss": metrics["avg_loss"],
+            "day_PERs": {session: count.rate for session, count in metrics["day_PERs"].items()},
+            "trials": [
+                {"session": t.session, "block": t.block_num, "trial": t.trial_num, "true": true, "decoded": decoded}
+                for t, true, decoded in sequences
+            ],
+        }
+        (directory / "val_metrics.json").write_text(json.dumps(rows))
+    for name in PER_TRIAL_ARRAYS:
+        if name in metrics:
+            keys = [f"{trial.session}/{trial.key}" for trial in metrics["trials"]]
+            np.savez(directory / f"val_{name}.npz", **dict(zip(keys, metrics[name], strict=True)))
+
+
+def picture_of_a_trial(
+    model: torch.nn.Module, trials: list[Trial], config: Any, backend: Backend, step: int
+) -> tuple[np.ndarray, float]:
+    """The trial of median length, drawn: its signal, noise estimate, denoised signal and phonemes.
+
+    Returns:
+        the picture (height, width, 3) uint8, and the root mean square of the noise over that of the signal.
+    """
+    trial = sorted(trials, key=lambda trial: trial.n_time_steps)[len(trials) // 2]
+    batch, features, logits, _ = next(
+        batch_logits(model, [EvalBatches([trial], config, batch_size=1)[0]], config, backend)
+    )
+    with torch.no_grad():
+        signal, noise, _ = model.denoise(features, batch["day_indices"])
+    size, stride = config.model.patch_size, config.model.patch_stride
+    length = output_lengths(trial.n_time_steps, size, stride)
+    signal, noise, logits = (x[0, :length].float().cpu().numpy() for x in (signal, noise, logits))
+    title = f"{trial.session} block {trial.block_num} trial {trial.trial_num}, after batch {step}"
+    picture = trial_figure(signal, noise, logits, trial.labels, title, size, stride)
+    return picture, float(np.sqrt(np.mean(noise**2) / np.mean(signal**2)))
