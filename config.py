@@ -7,22 +7,37 @@
 
 A key that is unknown, or whose value is of the wrong type or out of range, is never passed over in silence:
 reading lists all such problems in one ConfigError, assigning raises at once. rnn_args.yaml explains each key.
+This file holds the keys and the rules between them; typed_settings.py does what any such file needs.
 """
 
-import contextlib
-import copy
 import difflib
-import functools
-import math
-import numbers
 import os
-import re
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 import yaml
+
+from typed_settings import (
+    ConfigError,
+    Count,
+    CountOrZero,
+    NotNegative,
+    Positive,
+    Probability,
+    Range,
+    Section,
+    build,
+    describe_value,
+    look_up,
+    plain,
+    put,
+    raise_problems,
+    read_overrides,
+    read_yaml_file,
+    root_section,
+    shortened,
+)
 
 N_CLASSES = 41  # CTC blank, 39 phonemes, silence: the classes of the data's labels
 TRACKERS = (  # the trackers that Accelerate 1.15 knows, and none
@@ -31,96 +46,8 @@ TRACKERS = (  # the trackers that Accelerate 1.15 knows, and none
 )
 
 
-class ConfigError(ValueError):
-    """A configuration that cannot be used; the message lists every problem, one a line."""
-
-
-@dataclass(frozen=True)
-class Range:
-    """Limits of a number, stated in its type."""
-
-    least: float | None = None
-    above: float | None = None
-    below: float | None = None
-
-    def holds(self, number: float) -> bool:
-        return (
-            (self.least is None or number >= self.least)
-            and (self.above is None or number > self.above)
-            and (self.below is None or number < self.below)
-        )
-
-    def __str__(self) -> str:
-        limits = (("at least", self.least), ("above", self.above), ("below", self.below))
-        return " and ".join(f"{words} {limit}" for words, limit in limits if limit is not None)
-
-
-Count = Annotated[int, Range(least=1)]
-CountOrZero = Annotated[int, Range(least=0)]
-Positive = Annotated[float, Range(above=0)]
-NotNegative = Annotated[float, Range(least=0)]
-Probability = Annotated[float, Range(least=0, below=1)]
-
-
-class Section:
-    """A group of keys: a dataclass whose keys can also be read and written as items."""
-
-    _section: ClassVar[str] = ""  # the dotted name, empty for the whole configuration
-
-    def __setattr__(self, key: str, value: Any) -> None:
-        full = _join(self._section, key)
-        hint = _hints(type(self)).get(key)
-        if hint is None:
-            raise AttributeError(_unknown(full))
-        if is_dataclass(hint) and not isinstance(value, hint):
-            problems: dict[str, str] = {}
-            value = _build(hint, value, problems)
-            _refuse(problems)
-        elif not is_dataclass(hint):
-            try:
-                value = _convert(value, hint)
-            except _Mismatch as mismatch:
-                raise ConfigError(f"{full}: {mismatch}") from None
-        object.__setattr__(self, key, value)
-
-    def __getattr__(self, key: str) -> Any:  # called only where there is no such attribute
-        raise AttributeError(_unknown(_join(self._section, key)))
-
-    def __getitem__(self, key: str) -> Any:
-        if key not in self:
-            raise KeyError(_unknown(_join(self._section, str(key))))
-        return getattr(self, key)
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        if key not in self:
-            raise KeyError(_unknown(_join(self._section, str(key))))
-        setattr(self, key, value)
-
-    def __contains__(self, key: object) -> bool:
-        return key in _hints(type(self))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.keys())
-
-    def keys(self) -> list[str]:
-        return list(_hints(type(self)))
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return getattr(self, key) if key in self else default
-
-    def copy(self) -> Self:
-        """A copy that shares nothing with this section."""
-        return copy.deepcopy(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """A copy as a plain dict that holds only str, int, float, bool, None, list and dict."""
-        return {key: _plain(self[key]) for key in self.keys()}
-
-
 @dataclass
 class InputNetworkConfig(Section):
-    _section: ClassVar[str] = "model.input_network"
-
     n_input_layers: Count = 1
     input_layer_sizes: list[Count] = field(default_factory=lambda: [512])
     input_trainable: bool = True
@@ -129,8 +56,6 @@ class InputNetworkConfig(Section):
 
 @dataclass
 class ModelConfig(Section):
-    _section: ClassVar[str] = "model"
-
     architecture: Literal["triple_gru", "gru"] = "triple_gru"
     n_input_features: Count = 512
     n_units: Count = 768
@@ -148,8 +73,6 @@ class ModelConfig(Section):
 
 @dataclass
 class AdversarialConfig(Section):
-    _section: ClassVar[str] = "adversarial"
-
     enabled: bool = True
     grl_lambda: NotNegative = 0.5
     noisy_loss_weight: NotNegative = 0.2
@@ -159,8 +82,6 @@ class AdversarialConfig(Section):
 
 @dataclass
 class DataTransformsConfig(Section):
-    _section: ClassVar[str] = "dataset.data_transforms"
-
     white_noise_std: NotNegative = 1.0
     constant_offset_std: NotNegative = 0.2
     random_walk_std: NotNegative = 0.0
@@ -178,8 +99,6 @@ class DataTransformsConfig(Section):
 
 @dataclass
 class DatasetConfig(Section):
-    _section: ClassVar[str] = "dataset"
-
     dataset_dir: str = "data/hdf5_data_final"
     neural_dim: Count = 512
     feature_subset: list[CountOrZero] | None = None
@@ -199,6 +118,7 @@ class DatasetConfig(Section):
     dataset_probability_val: list[int] | None = None
 
 
+@root_section
 @dataclass
 class Config(Section):
     """The whole configuration. Its defaults are the original's; rnn_args.yaml explains every key."""
@@ -280,15 +200,7 @@ def load_config(path: str | os.PathLike, overrides: Sequence[str] = ()) -> Confi
         ConfigError: listing every problem.
     """
     path = os.fspath(path)
-    try:
-        with open(path, encoding="utf-8") as file:
-            data, problems = _read_yaml(file.read())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read the configuration file: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: the configuration file is not UTF-8 text: {error}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, as 2023-02-30
-        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    data, problems = read_yaml_file(path)
     return _resolve({} if data is None else data, overrides, os.path.dirname(os.path.abspath(path)), problems, path)
 
 
@@ -302,8 +214,8 @@ def config_from_dict(
 def check_config(config: Config, source: str | None = None) -> None:
     """Raise a ConfigError that lists every wrong value; looks at values only, never at files."""
     problems: dict[str, str] = {}
-    _check(_build(Config, config, problems), problems)
-    _refuse(problems, source)
+    _check(build(Config, config, problems), problems)
+    raise_problems(problems, source)
 
 
 def save_config(config: Config, path: str | os.PathLike) -> None:
@@ -319,6 +231,46 @@ def n_features(config: Config) -> int:
     """Features that the model sees in a time bin: those of the subset where one is given."""
     subset = config.dataset.feature_subset
     return config.model.n_input_features if subset is None else len(subset)
+
+
+def _resolve(
+    data: Any, overrides: Sequence[str], base_dir: str, problems: dict[str, str], source: str | None = None
+) -> Config:
+    """Apply the overrides, make paths absolute, build and check."""
+    data = plain(data)
+    if not isinstance(data, dict):
+        raise ConfigError(
+            f"{source or 'configuration'}: expected keys with values (seed: 10), found {describe_value(data)}"
+        )
+    defaults = Config().to_dict() | {"checkpoint_dir": None}
+    for key in PATHS:
+        put(data, key, _absolute(look_up(data, key, look_up(defaults, key)), base_dir))
+    given = read_overrides(Config, overrides, problems)
+    if "output_dir" in given and "checkpoint_dir" not in given:  # two runs must not meet in one folder
+        folders = [look_up(data, "checkpoint_dir"), look_up(data, "output_dir"), given["output_dir"]]
+        inside = all(isinstance(folder, str) for folder in folders) and _moved(*folders)
+        given["checkpoint_dir"] = inside or None
+    for key, value in given.items():
+        put(data, key, _absolute(value, os.getcwd()) if key in PATHS else value)
+    if look_up(data, "model.architecture") is None:
+        put(data, "model.architecture", "gru" if data.get("adversarial") is None else "triple_gru")
+    config = build(Config, data, problems)
+    _check(config, problems)
+    raise_problems(problems, source)
+    return config
+
+
+def _absolute(path: Any, base_dir: str) -> Any:
+    """The path below base_dir; anything that is no path (null, a wrong type) as it is."""
+    if not isinstance(path, str | os.PathLike) or path in ("", "None"):
+        return path
+    return os.path.abspath(os.path.join(base_dir, os.path.expanduser(path)))
+
+
+def _moved(folder: str, old: str, new: str) -> str | None:
+    """Where a folder inside `old` comes to lie when `old` becomes `new`; None where it is not inside."""
+    relative = os.path.relpath(folder, old)
+    return None if relative.split(os.sep)[0] == os.pardir else os.path.normpath(os.path.join(new, relative))
 
 
 # ---- rules between keys, and values refused with a reason
@@ -405,9 +357,9 @@ def _check_dataset(config: Config, refuse: Callable[..., None]) -> None:
         if not subset:
             refuse("is empty; null takes all features", *keys)
         elif beyond:
-            refuse(f"expected indices below neural_dim ({dataset.neural_dim}), found {_short(beyond)}", *keys)
+            refuse(f"expected indices below neural_dim ({dataset.neural_dim}), found {shortened(beyond)}", *keys)
         elif _repeated(subset):
-            refuse(f"each feature once; found more than once: {_short(_repeated(subset))}", *keys)
+            refuse(f"each feature once; found more than once: {shortened(_repeated(subset))}", *keys)
     if transforms.n_channel_masks > 0 and transforms.channel_mask_size > n_features(config):
         message = f"is above the number of features ({transforms.channel_mask_size} > {n_features(config)})"
         refuse(message, "dataset.data_transforms.channel_mask_size", "dataset.feature_subset")
@@ -420,19 +372,19 @@ def _check_sessions(dataset: DatasetConfig, refuse: Callable[..., None]) -> None
         refuse("expected the names of one or more folders in dataset.dataset_dir", "dataset.sessions")
         return
     if _repeated(sessions):
-        refuse(f"each session once; found more than once: {_short(_repeated(sessions))}", "dataset.sessions")
+        refuse(f"each session once; found more than once: {shortened(_repeated(sessions))}", "dataset.sessions")
     in_val = dataset.dataset_probability_val
     if in_val is not None:
         keys = ("dataset.dataset_probability_val", "dataset.sessions")
         if len(in_val) != n_sessions:
             refuse(f"expected one entry a session ({n_sessions}), found {len(in_val)}; null: all 1", *keys)
         elif set(in_val) - {0, 1}:
-            refuse(f"expected 1 (validate on the session) or 0 (do not) each, found {_short(in_val)}", *keys)
+            refuse(f"expected 1 (validate on the session) or 0 (do not) each, found {shortened(in_val)}", *keys)
     days = dataset.must_include_days
     if days is not None:
         keys = ("dataset.must_include_days", "dataset.sessions", "dataset.days_per_batch")
         if not all(-n_sessions <= day < n_sessions for day in days):
-            refuse(f"expected indices from {-n_sessions} to {n_sessions - 1}, found {_short(days)}", *keys)
+            refuse(f"expected indices from {-n_sessions} to {n_sessions - 1}, found {shortened(days)}", *keys)
         elif _repeated([day % n_sessions for day in days]):
             refuse(f"each session once, found {days} (-1 is the last of {n_sessions})", *keys)
         elif len(days) > dataset.days_per_batch:
@@ -440,331 +392,9 @@ def _check_sessions(dataset: DatasetConfig, refuse: Callable[..., None]) -> None
     unknown = [session for session in dataset.bad_trials_dict or {} if session not in sessions]
     if unknown:
         near = difflib.get_close_matches(unknown[0], sessions, 1, 0.0)[0]
-        message = f"not in dataset.sessions: {_short(unknown)}; the nearest session is {near}"
+        message = f"not in dataset.sessions: {shortened(unknown)}; the nearest session is {near}"
         refuse(message, "dataset.bad_trials_dict", "dataset.sessions")
-
-
-# ---- reading
-
-
-class _Mismatch(ValueError):
-    """A value that does not have its key's type."""
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML that remembers keys given twice in a mapping (YAML itself lets the last one win)."""
-
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self.duplicates: dict[str, str] = {}
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        lines: dict[str, int] = {}
-        for key_node, _ in node.value:
-            key, line = key_node.value, key_node.start_mark.line + 1
-            if isinstance(key, str) and key != "<<":
-                if key in lines:
-                    self.duplicates[f"line {line}"] = f"{key} is given twice, first in line {lines[key]}"
-                lines.setdefault(key, line)
-        return super().construct_mapping(node, deep)
-
-
-def _read_yaml(text: str) -> tuple[Any, dict[str, str]]:
-    """The document, and the keys given twice (line → message)."""
-    loader = _Loader(text)
-    try:
-        return loader.get_single_data(), loader.duplicates
-    finally:
-        loader.dispose()
-
-
-def _resolve(
-    data: Any, overrides: Sequence[str], base_dir: str, problems: dict[str, str], source: str | None = None
-) -> Config:
-    """Apply the overrides, make paths absolute, build and check."""
-    data = _plain(data)
-    if not isinstance(data, dict):
-        raise ConfigError(f"{source or 'configuration'}: expected keys with values (seed: 10), found {_found(data)}")
-    for key in PATHS:
-        _put(data, key, _absolute(_look_up(data, key, _default(key)), base_dir))
-    given = {}
-    for override in [overrides] if isinstance(overrides, str) else overrides:
-        key, equals, text = (part.strip() for part in override.partition("="))
-        try:
-            if not equals:
-                raise _Mismatch("an override is written key=value")
-            given[key] = _override_value(key, text)
-        except _Mismatch as mismatch:
-            problems[key] = str(mismatch)
-    if "output_dir" in given and "checkpoint_dir" not in given:  # two runs must not meet in one folder
-        folders = [_look_up(data, "checkpoint_dir"), _look_up(data, "output_dir"), given["output_dir"]]
-        inside = all(isinstance(folder, str) for folder in folders) and _moved(*folders)
-        given["checkpoint_dir"] = inside or None
-    for key, value in given.items():
-        _put(data, key, _absolute(value, os.getcwd()) if key in PATHS else value)
-    if _look_up(data, "model.architecture") is None:
-        _put(data, "model.architecture", "gru" if data.get("adversarial") is None else "triple_gru")
-    config = _build(Config, data, problems)
-    _check(config, problems)
-    _refuse(problems, source)
-    return config
-
-
-def _override_value(key: str, text: str) -> Any:
-    """The value of an override: text where the key holds text, YAML elsewhere."""
-    hint = _hint(key)
-    if hint is None:
-        raise _Mismatch(_unknown(key))
-    if is_dataclass(hint):
-        raise _Mismatch(f"is a section; override its keys one by one, as in {key}.{next(iter(_hints(hint)))}=…")
-    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
-    members = get_args(hint) if get_origin(hint) is types.UnionType else (hint,)
-    if str in members and not quoted:  # a path may hold anything: `a: b`, `#1`, 123
-        nothing = type(None) in members and text in ("", "~", "null", "none", "None")
-        return None if nothing else text
-    try:
-        value, duplicates = _read_yaml(text)
-    except yaml.YAMLError:
-        raise _Mismatch(f"the value is not valid YAML: {text!r}") from None
-    if duplicates:
-        raise _Mismatch(", ".join(duplicates.values()))
-    return value
-
-
-def _build(cls: type, data: Any, problems: dict[str, str]) -> Any:
-    """A section from a mapping or section; what is wrong is added to problems and gets its default."""
-    if data is None:
-        data = {}
-    if not isinstance(data, Mapping | Section):
-        problems[cls._section or "the configuration"] = f"expected a section of keys, found {_found(data)}"
-        data = {}
-    values = {}
-    hints = _hints(cls)
-    for key in data.keys():  # noqa: SIM118 (a Section is no Mapping)
-        full, hint = _join(cls._section, str(key)), hints.get(key)
-        if hint is None:
-            problems[full] = _unknown(full)
-        elif is_dataclass(hint):
-            values[key] = _build(hint, data[key], problems)
-        else:
-            try:
-                values[key] = _convert(data[key], hint)
-            except _Mismatch as mismatch:
-                problems[full] = str(mismatch)
-    return cls(**values)
-
-
-def _convert(value: Any, hint: Any) -> Any:
-    """The value as the hint's type, plain Python; raises _Mismatch with what was expected and found."""
-    if hasattr(value, "tolist"):  # numpy's scalars and arrays, tensors
-        value = value.tolist()
-    origin, arguments = get_origin(hint), get_args(hint)
-    mismatch = _Mismatch(f"expected {_describe(hint)}, found {_found(value)}")
-    if origin is Annotated:
-        base, limits = arguments
-        try:
-            value = _convert(value, base)
-        except _Mismatch:
-            raise mismatch from None
-        if not limits.holds(value):
-            raise mismatch
-        return value
-    if origin is types.UnionType:
-        if type(None) in arguments and (value is None or value == "None"):  # YAML reads None as a text
-            return None
-        members = [member for member in arguments if member is not type(None)]
-        if len(members) == 1:
-            return _convert(value, members[0])
-        for member in members:
-            with contextlib.suppress(_Mismatch):
-                return _convert(value, member)
-        raise mismatch
-    if origin is Literal:
-        for choice in arguments:
-            if value == choice and type(value) is type(choice):
-                return choice
-        raise mismatch
-    if origin is list:
-        if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-            raise mismatch
-        return [_convert_entry(f"entry {n}", item, arguments[0]) for n, item in enumerate(value, 1)]
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise mismatch
-        result = {}
-        for key, item in value.items():
-            number = arguments[0] is int and isinstance(key, str) and key.isdecimal()
-            key = _convert_entry(f"entry {key}", int(key) if number else key, arguments[0])
-            result[key] = _convert_entry(f"entry {key}", item, arguments[1])
-        return result
-    if hint is str and isinstance(value, str | os.PathLike):
-        return os.fspath(value)
-    if hint is bool and isinstance(value, bool):
-        return value
-    if hint in (int, float) and not isinstance(value, bool):
-        if isinstance(value, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", value):
-            value = float(value)  # YAML 1.1 reads 1e-3 as a text
-        if isinstance(value, numbers.Integral):
-            return hint(value)
-        if isinstance(value, numbers.Real) and math.isfinite(value) and (hint is float or value == int(value)):
-            return hint(value)
-    raise mismatch
-
-
-def _convert_entry(name: str, value: Any, hint: Any) -> Any:
-    try:
-        return _convert(value, hint)
-    except _Mismatch as mismatch:
-        raise _Mismatch(f"{name}: {mismatch}") from None
-
-
-# ---- words for messages
-
-
-def _refuse(problems: dict[str, str], source: str | None = None) -> None:
-    """Raise a ConfigError with all problems, if there are any."""
-    if problems:
-        number = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-        lines = "".join(f"\n  {key}: {message}" for key, message in problems.items())
-        raise ConfigError(f"{number} in the configuration{f' {source}' if source else ''}:{lines}")
-
-
-def _unknown(key: str) -> str:
-    """Words for an unknown dotted key, with the nearest valid one: alike in name, section, or both."""
-    section, _, leaf = key.rpartition(".")
-
-    def likeness(candidate: str) -> float:
-        its_section, _, its_leaf = candidate.rpartition(".")
-        names = difflib.SequenceMatcher(None, leaf.lower(), its_leaf.lower()).ratio()
-        whole = difflib.SequenceMatcher(None, key.lower(), candidate.lower()).ratio()
-        return names + whole + 0.15 * (section == its_section)
-
-    return f"unknown key {key}; the nearest valid key is {max(_all_keys(), key=likeness)}"
-
-
-def _describe(hint: Any) -> str:
-    """`a whole number of at least 1` for Annotated[int, Range(least=1)], and so on."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return f"{_describe(arguments[0])} ({arguments[1]})"
-    if origin is types.UnionType:
-        return " or ".join(_describe(member) for member in arguments)
-    if origin is Literal:
-        return "one of " + ", ".join(map(str, arguments))
-    if origin is list:
-        return f"a list (each entry {_describe(arguments[0])})"
-    if origin is dict:
-        return f"a mapping of {_describe(arguments[0])} to {_describe(arguments[1])}"
-    words = {
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        str: "a text",
-        type(None): "null",
-    }
-    return words[hint]
-
-
-def _found(value: Any) -> str:
-    if value is None:
-        return "null (nothing)"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return f"the text {_short(value)}"
-    if isinstance(value, numbers.Number):
-        return str(value)
-    kind = {dict: "a section", list: "a list", tuple: "a list"}.get(type(value), f"a {type(value).__name__}")
-    return f"{kind}: {_short(value)}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "…"
 
 
 def _repeated(items: Sequence) -> list:
     return sorted({item for item in items if items.count(item) > 1})
-
-
-# ---- keys and nested mappings
-
-
-def _join(section: str, key: str) -> str:
-    return f"{section}.{key}" if section else key
-
-
-@functools.cache
-def _hints(cls: type) -> dict[str, Any]:
-    """Key → type of a section."""
-    return {entry.name: entry.type for entry in fields(cls)}
-
-
-def _hint(key: str) -> Any:
-    """Type of a dotted key, None where there is no such key."""
-    hint: Any = Config
-    for part in key.split("."):
-        hint = _hints(hint).get(part) if is_dataclass(hint) else None
-    return hint
-
-
-@functools.cache
-def _all_keys(cls: type = Config) -> tuple[str, ...]:
-    """Every dotted key, sections too."""
-    keys: list[str] = []
-    for key, hint in _hints(cls).items():
-        keys.append(_join(cls._section, key))
-        keys.extend(_all_keys(hint) if is_dataclass(hint) else ())
-    return tuple(keys)
-
-
-def _default(key: str) -> Any:
-    value: Any = Config()
-    for part in key.split("."):
-        value = value[part]
-    return None if key == "checkpoint_dir" else value
-
-
-def _look_up(data: Any, key: str, default: Any = None) -> Any:
-    """The value of a dotted key in nested dicts, the default where it is absent."""
-    for part in key.split("."):
-        if not isinstance(data, dict) or part not in data:
-            return default
-        data = data[part]
-    return data
-
-
-def _put(data: dict, key: str, value: Any) -> None:
-    """Set a dotted key in nested dicts; a section that is no mapping is left as it is, to be refused."""
-    *sections, leaf = key.split(".")
-    for section in sections:
-        if data.get(section) is None:
-            data[section] = {}
-        data = data[section]
-        if not isinstance(data, dict):
-            return
-    data[leaf] = value
-
-
-def _plain(value: Any) -> Any:
-    """A copy in dicts and lists."""
-    if isinstance(value, Section):
-        return value.to_dict()
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _absolute(path: Any, base_dir: str) -> Any:
-    """The path below base_dir; anything that is no path (null, a wrong type) as it is."""
-    if not isinstance(path, str | os.PathLike) or path in ("", "None"):
-        return path
-    return os.path.abspath(os.path.join(base_dir, os.path.expanduser(path)))
-
-
-def _moved(folder: str, old: str, new: str) -> str | None:
-    """Where a folder inside `old` comes to lie when `old` becomes `new`; None where it is not inside."""
-    relative = os.path.relpath(folder, old)
-    return None if relative.split(os.sep)[0] == os.pardir else os.path.normpath(os.path.join(new, relative))

@@ -34,7 +34,7 @@ LABEL_WIDTH = 500  # of seq_class_ids and transcription in the T15 files
 TRIALS_PER_BLOCK = 50
 SPLITS = ("train", "val", "test")
 FIRST_DAY, FIRST_POST_IMPLANT_DAY = datetime.date(2030, 1, 6), 25
-REFERENCE_SENTENCES = 128  # on which the drive's covariance and the mean length of a trial are measured
+REFERENCE_SENTENCES = 400  # on which the drive's covariance and the mean length of a trial are measured
 MOST_SPEECH, MOST_WORDS = 0.35, 40
 
 
@@ -160,9 +160,9 @@ def simulate(
     trials: tuple[int, int, int] = (180, 32, 32),
     electrodes: int = 256,
     seed: int = 0,
-    speaking_rate: float = 2.8,
-    speech_variance: float = 0.08,
-    words_per_sentence: tuple[int, int] = (3, 12),
+    speaking_rate: float = 2.5,
+    speech_variance: float = 0.075,
+    words_per_sentence: tuple[int, int] = (4, 14),
     write_noise: bool = False,
     progress: bool = True,
 ) -> list[str]:
@@ -342,15 +342,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="of a session (180 32 32); the first session has train only")  # fmt: skip
     add("--electrodes", type=int, default=256, help="each gives two features (256)")
     add("--seed", type=int, default=0, help="the same seed gives the same bytes (0)")
-    add("--speaking_rate", type=float, default=2.8, help="phonemes a second (2.8)")
-    add("--speech_variance", type=float, default=0.08,
-        help=f"signal to noise: share of a feature's variance that is speech, at most {MOST_SPEECH} (0.08)")  # fmt: skip
-    add("--min_words", type=int, help="fewest words of a sentence (3, or max_words if that is less)")
-    add("--max_words", type=int, default=12, help="most words of a sentence (12)")
+    add("--speaking_rate", type=float, default=2.5, help="phonemes a second (2.5)")
+    add("--speech_variance", type=float, default=0.075,
+        help="signal to noise: share of a feature's variance that is speech, at most 0.35 (0.075)")  # fmt: skip
+    add("--min_words", type=int, help="fewest words of a sentence (4, or max_words if that is less)")
+    add("--max_words", type=int, default=14, help="most words of a sentence (14)")
     add("--write_noise", action="store_true", help="write each trial's structured noise along; no loader reads it")
     options = vars(parser.parse_args(arguments))
     fewest, most = options.pop("min_words"), options.pop("max_words")
-    options["words_per_sentence"] = (min(3, most) if fewest is None else fewest, most)
+    options["words_per_sentence"] = (min(4, most) if fewest is None else fewest, most)
     if len(options["sessions"]) == 1 and options["sessions"][0].lstrip("-").isdigit():
         options["sessions"] = int(options["sessions"][0])
     try:

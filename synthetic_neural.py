@@ -62,7 +62,7 @@ STRONGEST = 1.08  # no feature's share of speech is above this multiple of the m
 DRIFT = 0.3  # share of a tuning vector that is new in the next session, as a standard deviation
 
 # Structured noise, as the mean share of a feature's variance.
-DRIVE_NOISE = 1.5  # fast, in the dimensions that speech uses; as a multiple of the share of speech
+DRIVE_NOISE = 1.7  # fast, in the dimensions that speech uses; as a multiple of the share of speech
 COMMON_SLOW, COMMON_FAST = 0.008, 0.016  # one pattern of one sign: arousal, the reference electrode
 MIXED_SLOW, N_MIXED = 0.012, 6  # patterns of both signs, wandering over seconds
 ARTEFACTS, N_ARTEFACTS = 0.008, 3  # bursts on a part of the electrodes, as from movement
@@ -70,14 +70,15 @@ OFFSET_DRIFT = 0.003  # of a feature's offset in the course of a block
 LEAST_PRIVATE = 0.05  # private noise that every feature keeps
 
 SAME_ELECTRODE = 0.4  # correlation of the private noise of an electrode's two features
+SKEW = 0.2  # of the spike-band power that is not the counted spikes'
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     electrodes: int = 256
     seed: int = 0
-    speaking_rate: float = 2.8  # phonemes a second
-    speech_variance: float = 0.08  # mean share of a feature's variance that is speech
+    speaking_rate: float = 2.5  # phonemes a second
+    speech_variance: float = 0.075  # mean share of a feature's variance that is speech
 
     @property
     def phoneme_bins(self) -> float:
@@ -186,7 +187,7 @@ class Participant:
         n = settings.electrodes
         strength = np.repeat(ARRAY_STRENGTH, -(-n // len(ARRAY_STRENGTH)))[:n] * rng.lognormal(0, 0.35, n)
         self.strength = np.concatenate([strength, strength * rng.lognormal(0, 0.1, n)])
-        self.crossings = np.exp(rng.uniform(np.log(0.4), np.log(4), n))  # mean threshold crossings a bin
+        self.crossings = np.exp(rng.uniform(np.log(0.2), np.log(3), n))  # mean threshold crossings a bin
         spoken = [speak(*sentence, settings, rng) for sentence in reference]
         self.mean_bins = float(np.mean([utterance.n_time_steps for utterance in spoken]))
         drive = np.concatenate([speech_drive(utterance, self.code, self.width, rng) for utterance in spoken])
@@ -295,8 +296,8 @@ def _private(n_bins: int, session: Session, rng: np.random.Generator) -> np.ndar
     counts -= rates.astype(np.float32)
     counts /= np.sqrt(rates).astype(np.float32)
     rng.standard_normal(out=(others := np.empty((n_bins, n), dtype=np.float32)), dtype=np.float32)
-    others += np.float32(0.15) * (others**2 - 1)  # skewed
-    others *= np.float32(np.sqrt((1 - SAME_ELECTRODE**2) / (1 + 2 * 0.15**2)))
+    others += np.float32(SKEW) * (others**2 - 1)
+    others *= np.float32(np.sqrt((1 - SAME_ELECTRODE**2) / (1 + 2 * SKEW**2)))
     np.multiply(counts, np.float32(SAME_ELECTRODE), out=power)
     power += others
     noise *= session.private

@@ -42,8 +42,9 @@ VERBS = {
         returns returned returning, move moves moved moving, fly flies flew flying, ride rides rode riding""",
     "THINK": """think thinks thought thinking, know knows knew knowing, hope hopes hoped hoping, guess guesses
         guessed guessing, say says said saying, feel feels felt feeling""",
-    "PLAY": """play plays played playing, enjoy enjoys enjoyed enjoying, prefer prefers preferred preferring,
-        understand understands understood understanding, hate hates hated hating""",
+    "ENJOY": """enjoy enjoys enjoyed enjoying, discuss discusses discussed discussing, explain explains explained
+        explaining, learn learns learned learning, understand understands understood understanding""",
+    "PLAY": "play plays played playing",
 }
 
 WORDS = {
@@ -71,8 +72,9 @@ WORDS = {
     "ANIMAL": "dog cat horse bird rabbit puppy kitten",
     "ANIMALS": "dogs cats horses birds ducks sheep cows",
     "BODY": "back head arm leg hand foot neck stomach shoulder knee throat face mouth chest skin",
-    "TOPIC": """music football baseball basketball history science politics art poetry chess math language weather
-        news religion medicine technology business""",
+    "GAME": "football baseball basketball tennis golf chess music cards",
+    "TOPIC": "history science politics art poetry math religion medicine technology business music sports",
+    "DEVICE": "phone computer television radio lamp light camera machine heater",
     "FEELING": """happy tired hungry thirsty cold warm sick ready busy proud angry worried sad bored lonely nervous
         excited calm comfortable confused lucky grateful afraid fine better healthy strong weak sleepy upset""",
     "QUALITY": """new old big small heavy light clean dirty broken expensive cheap beautiful ugly strange soft hard
@@ -98,7 +100,7 @@ WORDS = {
     "NEAR": "near behind under above beside inside outside",
 }
 
-# One rule a paragraph: the symbol, and what can stand for it, parted by bars. An option written twice is twice as likely.
+# One rule a paragraph: the symbol, and what can stand for it, parted by bars; what is written twice is twice as likely.
 # Agreement is kept by choosing the verb's form beside the subject; "a" becomes "an" where a vowel follows.
 RULES = """
 MY: my | my | my | your | our | his | her | their
@@ -118,14 +120,14 @@ FUTURE: tomorrow | tonight | soon | later | next week | on DAY | in NUMBER UNIT 
 HABIT: every day | every morning | on DAY | all the time | in the SEASON | every night | too much
 NOW: now | right now | today | at the moment
 
-DO: CONSUME MEALS | USE ITEM | MEET WHO | ACT WHERE | ACT HOW | TRAVEL TO | ACT | PLAY TOPIC | talk to WHO |
-    talk about TOPIC | give WHO ITEM | wait for WHO | take MY medicine | look at ITEM
-DO_S: CONSUME_S MEALS | USE_S ITEM | MEET_S WHO | ACT_S WHERE | TRAVEL_S TO | ACT_S HOW | PLAY_S TOPIC |
+DO: CONSUME MEALS | USE ITEM | MEET WHO | ACT WHERE | ACT HOW | TRAVEL TO | ACT | ENJOY TOPIC | PLAY GAME |
+    talk to WHO | talk about TOPIC | give WHO ITEM | wait for WHO | take MY medicine | look at ITEM
+DO_S: CONSUME_S MEALS | USE_S ITEM | MEET_S WHO | ACT_S WHERE | TRAVEL_S TO | ACT_S HOW | ENJOY_S TOPIC | PLAY_S GAME |
     likes MEALS | wants ITEM | needs WHO | has ITEM | OFTEN ACT_S | lives NEAR the PLACE
-DO_D: CONSUME_D MEALS | USE_D ITEM | MEET_D WHO | ACT_D WHERE | TRAVEL_D TO | ACT_D HOW | PLAY_D TOPIC |
+DO_D: CONSUME_D MEALS | USE_D ITEM | MEET_D WHO | ACT_D WHERE | TRAVEL_D TO | ACT_D HOW | ENJOY_D TOPIC | PLAY_D GAME |
     told WHO about ITEM | gave WHO ITEM | waited for WHO | looked at ITEM | had MEALS | forgot ITEM
 DO_G: CONSUME_G MEALS | USE_G ITEM | MEET_G WHO | ACT_G WHERE | TRAVEL_G TO | ACT_G | talking to WHO |
-    looking for ITEM | waiting for WHO | thinking about ITEM
+    looking for ITEM | waiting for WHO | thinking about ITEM | ENJOY_G TOPIC | PLAY_G GAME
 HAVE: want MEALS | need ITEM | like MEALS | have ITEM | know WHO | want to DO | need to DO | love to DO | like TOPIC |
     have to DO | live NEAR the PLACE
 BE: FEELING | DEGREE FEELING | not FEELING | WHERE | DO_G | DO_G NOW | ready to DO | happy to DO | going to DO |
@@ -153,8 +155,8 @@ QUESTION: do THEY HAVE ? | does HE DO ? | did HE DO PAST ? | are THEY BE ? | is 
     is the THING QUALITY ? | how was MY MEAL ? | who is HE ? | which THING do you want ? |
     what did HE say about WHO ? | where did THEY go PAST ?
 COMMAND: please DO | please DO HOW | don't DO | let's DO | let's DO FUTURE | tell WHO i'm FEELING |
-    please tell WHO CLAUSE | turn on the THING | turn off the THING | put ITEM SPOT | come here please | wait a minute |
-    please call WHO | give me ITEM | bring me MEALS please | show me ITEM
+    please tell WHO CLAUSE | turn on the DEVICE | turn off the DEVICE | put ITEM SPOT | come here please |
+    wait a minute | please call WHO | give me ITEM | bring me MEALS please | show me ITEM
 PHRASE: yes | no | maybe | hello | goodbye | thanks | please | sorry | okay | great | stop | help | thank you |
     good morning | good night | excuse me | not yet | of course | see you FUTURE | you're welcome | how are you ? |
     i love you | nice to meet you | never mind | no problem | hello NAME | thank you NAME | good morning NAME |
@@ -170,7 +172,7 @@ WE: you | we | they
 WHO: family | nurse | doctor | friend
 OBJECT: water | music | food | chair | phone
 STATE: good | bad | tired | hungry | cold | okay | happy
-PLACE: here | outside | home | right here
+PLACE: here | outside | home
 AM: am STATE | am very STATE | am not STATE | am PLACE
 ARE: are STATE | are not STATE | are very STATE | are PLACE
 IS: is STATE | is not STATE | is PLACE | is very STATE

@@ -11,7 +11,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import config as config_module
 from config import (
     TRACKERS,
     Config,
@@ -22,12 +21,13 @@ from config import (
     n_features,
     save_config,
 )
+from typed_settings import look_up
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ("rnn_args.yaml", "rnn_args_compact.yaml", "rnn_args_quickstart.yaml")
 MINIMAL = {"adversarial": {}, "dataset": {"sessions": ["day.1", "day.2", "day.3"]}}
 SECTIONS = {"model", "model.input_network", "adversarial", "dataset", "dataset.data_transforms"}
-KEYS = sorted(set(config_module._all_keys()) - SECTIONS)
+KEYS = sorted(set(Config._all_keys) - SECTIONS)
 
 
 def leaves(section: dict, prefix: str = "") -> dict:
@@ -293,7 +293,7 @@ def test_rules_between_two_keys():
     ],
 )
 def test_accepted(override, key, value):
-    found = config_module._look_up(minimal(override).to_dict(), key)
+    found = look_up(minimal(override).to_dict(), key)
     assert found == value and type(found) is type(value)
 
 
@@ -421,8 +421,9 @@ def test_any_values_survive_a_dict(lr_max, steps, flag, subset):
     assert config_from_dict(yaml.safe_load(yaml.safe_dump(config.to_dict()))) == config
 
 
-def test_config_module_knows_nothing_of_the_project():
-    text = (ROOT / "config.py").read_text()
-    modules = {path.stem for path in ROOT.glob("*.py")} - {"config"}
-    imported = set(re.findall(r"^(?:from|import) (\w+)", text, re.M))
-    assert not imported & modules and "torch" not in imported
+@pytest.mark.parametrize(("module", "uses"), [("config", {"typed_settings"}), ("typed_settings", set())])
+def test_config_module_knows_nothing_of_the_project(module, uses):
+    text = (ROOT / f"{module}.py").read_text()
+    modules = {path.stem for path in ROOT.glob("*.py")}
+    imported = set(re.findall(r"^ *(?:from|import) (\w+)", text, re.M))
+    assert imported & modules == uses and "torch" not in imported
