@@ -73,6 +73,8 @@ class Backend:
         output_dir: where trackers write.
     """
 
+    _ran_backward = False  # in this process, on any device
+
     def __init__(
         self,
         device: str | None = None,
@@ -82,6 +84,11 @@ class Backend:
         output_dir: str | Path | None = None,
     ) -> None:
         self.kind, reason = choose_device(device)
+        if self.kind == "xla" and Backend._ran_backward and "torch_xla" not in sys.modules:
+            raise BackendError(
+                "this process has trained on another device before torch_xla was imported, after which torch_xla "
+                "crashes in every backward pass; train on XLA in a new process, or import torch_xla first"
+            )
         if self.kind == "cuda" and "LOCAL_RANK" not in os.environ:
             torch.cuda.set_device(self._gpu_index(gpu_number))
         self.accelerator = _make_accelerator(self.kind, log_with, output_dir)
@@ -120,6 +127,7 @@ class Backend:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of `loss`, a mean over this process's trials."""
+        Backend._ran_backward = True
         self.accelerator.backward(loss)
 
     def clip_gradients(self, parameters: list[torch.nn.Parameter], max_norm: float) -> torch.Tensor:

@@ -46,12 +46,47 @@ def test_seeds_differ_between_streams_steps_and_ranks():
     assert len(seeds) == 72
 
 
-@pytest.mark.skipif(find_spec("torch_xla") is None, reason="torch_xla is not installed")
+def in_a_new_process(code):
+    """What the code prints, run by itself with nothing of the tests' environment."""
+    environment = {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "", "PJRT_DEVICE": "CPU", "HOME": str(ROOT)}
+    code = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]\n{code}"
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+needs_torch_xla = pytest.mark.skipif(find_spec("torch_xla") is None, reason="torch_xla is not installed")
+
+TRAIN_ON_CPU = """
+import torch
+from rnn_model import build_model
+from tiny import tiny_config
+model = build_model(tiny_config())
+model(torch.randn(2, 20, 6), torch.tensor([0, 1]), mode="full")[0].sum().backward()
+"""
+
+
+@needs_torch_xla
 def test_a_cpu_run_never_loads_torch_xla_though_it_is_installed():
-    code = (
-        "import sys; from backend import Backend; b = Backend(); "
-        "print(b.device, 'torch_xla' in sys.modules)"
-    )  # fmt: skip
-    environment = {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""}
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert result.stdout.strip() == "cpu False", result.stderr
+    code = "from backend import Backend; b = Backend(); print(b.device, 'torch_xla' in sys.modules)"
+    assert in_a_new_process(code) == "cpu False"
+
+
+@needs_torch_xla
+def test_the_model_runs_on_a_cpu_after_torch_xla_replaced_torch_nn_gru():
+    code = "import torch, torch_xla; print('torch_xla' in torch.nn.GRU.__module__)" + TRAIN_ON_CPU
+    assert in_a_new_process(code) == "True"
+
+
+@needs_torch_xla
+def test_xla_after_training_on_a_cpu_is_refused_in_words_and_does_not_crash_later():
+    code = """
+import torch
+from backend import Backend, BackendError
+Backend("cpu").backward(torch.ones(1, requires_grad=True).sum())
+try:
+    Backend("xla")
+except BackendError as error:
+    print(error)
+"""
+    assert "train on XLA in a new process" in in_a_new_process(code)

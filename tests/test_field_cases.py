@@ -1,6 +1,20 @@
 """Faults that people met in this job, each as a case: a clear message that says what to do, or simply working.
 
-The number in a test's name is the case's. These are about data; faults of other parts are tested beside their modules.
+The number in a test's name is the case's. Faults of other parts are tested beside their modules:
+
+    1 bf16 without CUDA                     test_rnn_trainer: amp_on_a_cpu
+    3 half precision into CTC               test_ctc: half_precision_logits
+    4 optimiser made before the move        test_optimizer
+    5-7 torch_xla beside a CPU run          test_backend
+    8 an output directory used twice        test_end_to_end: an_earlier_run
+    9, 15 checkpoints                       test_checkpointing
+    10 resuming                             test_end_to_end: a_killed_and_resumed_run
+    14 final and periodic checkpoints       test_rnn_trainer: only_the_named_checkpoints
+    26 no clipping                          test_rnn_trainer: clipping
+    27 unknown keys                         test_config
+    28 divergence                           test_rnn_trainer: no_number, only_blanks
+    41 collapse before removing blanks      test_ctc: repeats
+    42 edits are summed                     test_evaluate_model_helpers
 """
 
 import h5py
@@ -162,3 +176,12 @@ def test_25_a_wrong_number_of_features_is_named(root):
     config.dataset.neural_dim = 512
     with pytest.raises(DataError, match=r"trial_0000: input_features is \(\d+, 6\).*neural_dim.*512"):
         index_trials(config, "val", labelled=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_02_smoothing_takes_every_dtype_on_a_cpu(root, dtype):
+    config = small_config(root)
+    features = torch.randn(2, 30, N_FEATURES).to(dtype)
+    smoothed, _ = transform_data(features, torch.tensor([30, 20]), config.dataset.data_transforms, training=False)
+    assert smoothed.dtype == dtype
+    assert torch.isfinite(smoothed).all()
