@@ -11,7 +11,9 @@ run=trained_models/quickstart
 
 if [[ ! -d $data ]]; then
     echo "== simulating a data set in $data"
-    python synthetic_data.py --output_dir "$data" --sessions 4 --speech_variance 0.35
+    # Short sentences spoken fast, so that a CPU gets through many; speech as weak as in recordings.
+    python synthetic_data.py --output_dir "$data" --sessions 4 --trials 200 30 30 \
+        --speaking_rate 6 --speech_variance 0.1 --min_words 2 --max_words 4
 fi
 
 option=""
