@@ -26,7 +26,7 @@ def save_checkpoint(state: dict[str, Any], path: Path) -> None:
         CheckpointError: if it cannot be written; what stood at `path` is still there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = _temporary(path)
     try:
         with open(temporary, "wb") as file:
             torch.save(state, file)
@@ -41,7 +41,7 @@ def save_checkpoint(state: dict[str, Any], path: Path) -> None:
 
 def copy_checkpoint(source: Path, path: Path) -> None:
     """Give a written checkpoint a second name, at no cost in space where the file system has hard links."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = _temporary(path)
     temporary.unlink(missing_ok=True)
     try:
         os.link(source, temporary)
@@ -49,6 +49,10 @@ def copy_checkpoint(source: Path, path: Path) -> None:
         shutil.copyfile(source, temporary)
     os.replace(temporary, path)
     _flush_directory(path.parent)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.checkpoint.tmp")
 
 
 def _flush_directory(directory: Path) -> None:
@@ -102,13 +106,13 @@ def find_checkpoint(model_path: str | Path) -> tuple[Path, Path]:
 def latest_checkpoint(directory: Path) -> Path | None:
     """The checkpoint that is furthest on, to resume from; None where there is none."""
     candidates = [directory / "last_checkpoint", *directory.glob("*checkpoint_batch_*")]
-    found = [path for path in candidates if path.is_file()]
+    found = [path for path in candidates if path.is_file() and path.suffix != ".tmp"]  # not a half-written one
     return max(found, key=lambda path: load_checkpoint(path)["step"], default=None)
 
 
 def remove_temporary_files(directory: Path) -> None:
     """Remove what a killed process was writing."""
-    for path in directory.glob(".*.tmp"):
+    for path in directory.glob(".*checkpoint.tmp"):
         path.unlink()
 
 

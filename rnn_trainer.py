@@ -46,6 +46,7 @@ logger = logging.getLogger("b2txt")
 # Streams of random numbers, so that no two uses of (seed, step) draw the same.
 INITIALISATION, DROPOUT, AUGMENTATION = range(3)
 STEP_METRICS = ("loss", "clean_ctc", "noisy_ctc", "noise_l2", "gradient_norm")
+FIXED = ("adversarial.enabled", "dataset.feature_subset")  # with the model, what a resumed run cannot change
 BLANK_VALIDATIONS = 3  # so many validations with nothing but blanks are called a failure
 
 
@@ -72,7 +73,8 @@ class BrainToTextDecoder_Trainer:
     def __init__(self, config: Config, device: str | None = None, existing: str = "keep") -> None:
         check_config(config)
         self.config = config = config.copy()
-        if config.seed == -1:
+        self._seed_was_drawn = config.seed == -1
+        if self._seed_was_drawn:
             config.seed = int.from_bytes(os.urandom(3), "little")
         if existing == "keep":
             take_free_directory(config)
@@ -121,6 +123,7 @@ class BrainToTextDecoder_Trainer:
     def _open_output(self, resumed: bool) -> None:
         config, backend = self.config, self.backend
         if backend.is_main:
+            self.output_dir.mkdir(parents=True, exist_ok=True)
             self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
             remove_temporary_files(self.checkpoint_dir)
             log_to_file(self.output_dir / "training_log")
@@ -131,6 +134,7 @@ class BrainToTextDecoder_Trainer:
         logger.info("%s", backend.description)
         if config.use_tpu and backend.kind != "xla":
             logger.info("use_tpu is true and no TPU is attached: going on without one")
+        logger.info("seed: %d%s", config.seed, " (drawn at random)" if self._seed_was_drawn else "")
         logger.info("model: %s parameters, %d sessions", f"{n_parameters:,}", len(config.dataset.sessions))
         logger.info(
             "batch: %d trials a device x %d accumulated x %d process(es) = %d an optimiser step",
@@ -141,6 +145,12 @@ class BrainToTextDecoder_Trainer:
             len(self.train_trials), len(self.val_trials), list(self.train_batches.shapes.buckets),
         )  # fmt: skip
         logger.info("output: %s%s", self.output_dir, f", resumed after batch {self.step}" if resumed else "")
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether as many validations as early stopping allows have brought nothing better."""
+        config = self.config
+        return config.early_stopping and self.validations_without_gain >= config.early_stopping_val_steps
 
     # ---- training ------------------------------------------------------------------------------------------------
 
@@ -326,7 +336,7 @@ class BrainToTextDecoder_Trainer:
         if config.save_all_val_steps:
             self._save_checkpoint(f"checkpoint_batch_{self.step}")
         self._interval_start, self._interval_step = time.perf_counter(), self.step
-        if config.early_stopping and self.validations_without_gain >= config.early_stopping_val_steps:
+        if self.stopped_early:
             logger.info(
                 "early stopping: no better PER in %d validations (best %.2f%% after batch %d)",
                 self.validations_without_gain, 100 * self.best_PER, self.best_step,
@@ -423,6 +433,8 @@ class BrainToTextDecoder_Trainer:
         if path is None:
             return False
         state = load_checkpoint(path)
+        if self._seed_was_drawn:  # the run goes on with the one it drew at its start
+            self.config.seed = state["config"]["seed"]
         _check_same_run(state["config"], self.config.to_dict(), path)
         self.model.load_state_dict(state["model_state_dict"])
         self.optimizer.load_state_dict(state["optimizer_state_dict"])
@@ -460,7 +472,7 @@ def _check_same_run(saved: dict[str, Any], given: dict[str, Any], path: Path) ->
     """Refuse to resume with another model or other sessions; name the settings that changed otherwise."""
     saved, given = _flat(saved), _flat(given)
     changed = [key for key in given if saved.get(key) != given[key] and not key.endswith(("_dir", "sessions"))]
-    fatal = [k for k in changed if k.startswith("model.") and not k.endswith(("dropout", "trainable"))]
+    fatal = [k for k in changed if k in FIXED or (k.startswith("model.") and not k.endswith("dropout"))]
     if saved.get("dataset.sessions") != given["dataset.sessions"]:
         fatal.append("dataset.sessions")
     if fatal:

@@ -9,51 +9,80 @@ from config import Config
 logger = logging.getLogger("b2txt")
 
 # What a run and its evaluations write; overwriting removes these and nothing else.
-RUN_ENTRIES = ("checkpoint", "tensorboard", "training_log")
+RUN_ENTRIES = ("tensorboard", "training_log")
+CHECKPOINT_PATTERNS = (
+    *("args.yaml", "best_checkpoint", "last_checkpoint", "*checkpoint_batch_*", ".*checkpoint.tmp"),
+    *("val_metrics.json", "val_logits.npz", "val_input_features.npz"),
+)
 EVALUATION_PATTERNS = ("predictions_*.csv", "evaluation_*.json", "submission_*.csv")
 
 
-def check_vacant(output_dir: str | Path, resume: bool = False, overwrite: bool = False) -> None:
+def check_vacant(
+    output_dir: str | Path, resume: bool = False, overwrite: bool = False, checkpoint_dir: str | Path | None = None
+) -> None:
     """Refuse to mix two runs: a directory with something in it needs `resume` or `overwrite`.
+
+    So does a checkpoint_dir elsewhere with a run's checkpoints in it; other files there are no hindrance.
 
     Raises:
         FileExistsError: saying what is there and which option to use.
     """
-    output_dir = Path(output_dir)
+    output_dir, checkpoint_dir = Path(output_dir), Path(checkpoint_dir or Path(output_dir) / "checkpoint")
     if output_dir.exists() and not output_dir.is_dir():
         raise FileExistsError(f"{output_dir} is a file; choose another --output_dir")
     if resume and overwrite:
         raise FileExistsError("--resume goes on with a run and --overwrite removes it: give one of them")
     found = sorted(path.name for path in output_dir.iterdir()) if output_dir.is_dir() else []
-    if not found or resume:
+    checkpoints = sorted(path.name for path in checkpoint_files(checkpoint_dir))
+    if resume or not (found or checkpoints):
         return
+    if not found and not overwrite:
+        raise FileExistsError(
+            f"checkpoint_dir {checkpoint_dir} holds an earlier run's files ({', '.join(checkpoints)}); go on with it "
+            "by --resume, remove them by --overwrite, or choose another checkpoint_dir"
+        )
     if not overwrite:
         raise FileExistsError(
             f"{output_dir} holds an earlier run ({', '.join(found)}); go on with it by --resume, remove it by "
             "--overwrite, or choose another --output_dir"
         )
-    if not set(found) & set(RUN_ENTRIES):
+    is_a_run = (output_dir / "training_log").is_file() or (output_dir / "checkpoint" / "args.yaml").is_file()
+    if found and not is_a_run:
         raise FileExistsError(f"{output_dir} holds no earlier run ({', '.join(found)}): it is not overwritten")
+
+
+def checkpoint_files(directory: str | Path) -> list[Path]:
+    """What a run wrote into its checkpoint directory, which may hold other files too: it may be anywhere."""
+    return [path for pattern in CHECKPOINT_PATTERNS for path in Path(directory).glob(pattern) if path.is_file()]
 
 
 def remove_run(output_dir: str | Path, checkpoint_dir: str | Path) -> None:
     """Remove what an earlier run wrote, evaluations of its checkpoints included; other files stay."""
     output_dir = Path(output_dir)
+    checkpoints = checkpoint_files(output_dir / "checkpoint") + checkpoint_files(checkpoint_dir)
     evaluations = [path for pattern in EVALUATION_PATTERNS for path in output_dir.glob(pattern)]
-    for path in [*(output_dir / name for name in RUN_ENTRIES), Path(checkpoint_dir), *evaluations]:
-        if path.is_dir():
+    for path in [*(output_dir / name for name in RUN_ENTRIES), *checkpoints, *evaluations]:
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
 
 
 def take_free_directory(config: Config) -> None:
-    """Point config.output_dir at the next free numbered directory if it exists with something in it."""
+    """Point config.output_dir at the next free numbered directory if it exists with something in it.
+
+    And config.checkpoint_dir, where that lies elsewhere and holds a run's checkpoints.
+    """
     wanted = Path(config.output_dir)
-    if not wanted.exists() or (wanted.is_dir() and not any(wanted.iterdir())):
-        return
+    if wanted.exists() and not (wanted.is_dir() and not any(wanted.iterdir())):
+        config.output_dir = _free_directory(wanted)  # a checkpoint_dir inside it moves along
+    if checkpoint_files(config.checkpoint_dir):
+        config.checkpoint_dir = _free_directory(Path(config.checkpoint_dir))
+
+
+def _free_directory(wanted: Path) -> str:
     number = 2
     while (free := wanted.with_name(f"{wanted.name}_{number}")).exists():
         number += 1
-    config.output_dir = str(free)  # a checkpoint_dir inside it moves along
     logger.warning("%s exists: writing to %s", wanted, free)
+    return str(free)

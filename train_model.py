@@ -60,19 +60,24 @@ def main(arguments: list[str] | None = None) -> int:
 
     try:
         config = load_config(options.config_path, overrides(options))
-        check_vacant(config.output_dir, options.resume, options.overwrite)
+        check_vacant(config.output_dir, options.resume, options.overwrite, config.checkpoint_dir)
         existing = "resume" if options.resume else "overwrite" if options.overwrite else "keep"
         trainer = BrainToTextDecoder_Trainer(config, options.device, existing)
         if trainer.step >= config.num_training_batches:
             print(f"{config.output_dir}: {trainer.step} batches are done already; for more, raise --num_batches")
             return 0
+        if trainer.stopped_early:
+            print(f"{config.output_dir}: stopped early already; for more, raise early_stopping_val_steps")
+            return 0
         trainer.train()
-    except (ValueError, FileExistsError, TrainingDiverged) as error:
+    except (ValueError, OSError, TrainingDiverged) as error:
         print(error, file=sys.stderr)
         return 2
+    folder = trainer.checkpoint_dir
+    model_path = folder.parent if folder.name == "checkpoint" else folder
     print(
-        f"checkpoints:  {trainer.checkpoint_dir}\nlog:          {trainer.output_dir / 'training_log'}\n"
-        f"evaluate:     python evaluate_model.py --model_path {trainer.output_dir} --eval_type val"
+        f"checkpoints:  {folder}\nlog:          {trainer.output_dir / 'training_log'}\n"
+        f"evaluate:     python evaluate_model.py --model_path {model_path} --eval_type val"
     )
     return 0
 

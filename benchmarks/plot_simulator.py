@@ -33,7 +33,7 @@ CORRELATION_PERCENTILES = (1, 25, 50, 75, 99)
 REAL_CORRELATIONS = (-0.10, -0.02, 0.02, 0.05, 0.17)
 REAL_COMPONENTS = (0.040, 0.020, 0.016)
 REAL_HALF = 50  # components that hold half of the variance
-COLORS = {"real": "black", "default": "tab:blue", "quickstart": "tab:orange"}
+COLORS = {"real": "black", "default": "tab:blue", "quickstart": "tab:orange", "clear": "tab:green"}
 
 
 def statistics(features: np.ndarray) -> dict[str, np.ndarray]:
@@ -100,6 +100,8 @@ def main() -> None:
         axis.set_title(title)
         axis.axhline(0, color="gray", linewidth=0.8)
         axis.spines[["top", "right"]].set_visible(False)
+        if key == "components":
+            axis.set_ylim(top=0.2)  # room for the legend
         axis.legend(frameon=False, fontsize=8.5)
     figure.suptitle(f"Simulated features beside a real trial ({REAL_FEATURES} features, windows of {REAL_BINS} bins)")
     Path(options.output).parent.mkdir(parents=True, exist_ok=True)

