@@ -37,10 +37,11 @@ def tpu_attached() -> bool:
     return tpu.num_available_chips() > 0
 
 
-def choose_device(requested: str | None = None) -> tuple[str, str]:
+def choose_device(requested: str | None = None, use_tpu: bool = True) -> tuple[str, str]:
     """The kind of device to run on, and why: a TPU if there is one, else CUDA, else the CPU.
 
     Args:
+        use_tpu: False to pass over a TPU unless it is asked for.
         requested: 'cpu', 'cuda' or 'xla'; None to choose. XLA on a CPU is never chosen, only asked for.
     Returns:
         'cpu', 'cuda' or 'xla', and a sentence for the log.
@@ -55,11 +56,14 @@ def choose_device(requested: str | None = None) -> tuple[str, str]:
         if requested == "xla" and find_spec("torch_xla") is None:
             raise BackendError("device xla was asked for, and torch_xla is not installed; pip install torch_xla==2.9.0")
         return requested, "as asked for"
+    no_tpu = "no TPU is attached"
     if tpu_attached():
-        return "xla", "a TPU is attached"
+        if use_tpu:
+            return "xla", "a TPU is attached"
+        no_tpu = "the TPU is passed over, since use_tpu is false"
     if torch.cuda.is_available():
-        return "cuda", "a CUDA GPU is there and no TPU"
-    return "cpu", "neither a TPU nor a CUDA GPU is there"
+        return "cuda", f"a CUDA GPU is there; {no_tpu}"
+    return "cpu", f"{no_tpu}, and there is no CUDA GPU"
 
 
 class Backend:
@@ -71,6 +75,7 @@ class Backend:
         gpu_number: which GPU, where one process runs on CUDA; a number that is not there means the first.
         log_with: name of an Accelerate tracker, or 'none'.
         output_dir: where trackers write.
+        use_tpu: False to pass over a TPU unless it is asked for.
     """
 
     _ran_backward = False  # in this process, on any device
@@ -82,8 +87,9 @@ class Backend:
         gpu_number: int | str = 0,
         log_with: str = "none",
         output_dir: str | Path | None = None,
+        use_tpu: bool = True,
     ) -> None:
-        self.kind, reason = choose_device(device)
+        self.kind, reason = choose_device(device, use_tpu)
         if self.kind == "xla" and Backend._ran_backward and "torch_xla" not in sys.modules:
             raise BackendError(
                 "this process has trained on another device before torch_xla was imported, after which torch_xla "
@@ -108,7 +114,7 @@ class Backend:
     def _has_bf16(self) -> bool:
         if self.kind == "xla" or (self.kind == "cuda" and torch.cuda.is_bf16_supported()):
             return True
-        logger.warning("use_amp is true, but training on this %s is done in float32", self.kind.upper())
+        logger.warning("use_amp is true, but on this %s the work is done in float32", self.kind.upper())
         return False
 
     def autocast(self) -> contextlib.AbstractContextManager:

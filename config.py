@@ -296,6 +296,8 @@ def _check_run(config: Config, refuse: Callable[..., None]) -> None:
     if config.init_from_checkpoint:
         message = "not available yet; set it to false, or go on with the run itself by train_model.py --resume"
         refuse(message, "init_from_checkpoint")
+    elif config.init_checkpoint_path is not None:
+        refuse("would be read by init_from_checkpoint only, which is false; set it to null", "init_checkpoint_path")
     if not config.output_dir:
         refuse("expected a folder, found nothing", "output_dir")
     gpu_number = str(config.gpu_number)

@@ -93,7 +93,9 @@ def evaluation(
     checkpoint = load_checkpoint(checkpoint_path)
     config = evaluation_config(checkpoint, given, data_dir, batch_size)
     trials, undecodable, notes = list_trials(config, eval_type)
-    backend = Backend(device, use_amp=config.use_amp and mixed_precision, gpu_number=config.gpu_number)
+    backend = Backend(
+        device, use_amp=config.use_amp and mixed_precision, gpu_number=config.gpu_number, use_tpu=config.use_tpu
+    )
     logger.info("%s, step %s; %s", checkpoint_path, checkpoint["step"], backend.description)
     model = restore_model(checkpoint, config, checkpoint_path).to(backend.device)
 
@@ -133,7 +135,9 @@ def _find_model(
 ) -> tuple[Path, Path]:
     """Checkpoint file and run directory; where both the model and the data are missing, both are said at once."""
     try:
-        return find_checkpoint(model_path or given.output_dir)
+        # Without a model_path the configuration's own run is meant; its checkpoints may lie elsewhere.
+        inside = model_path or Path(given.output_dir, "checkpoint") == Path(given.checkpoint_dir)
+        return find_checkpoint(model_path or (given.output_dir if inside else given.checkpoint_dir))
     except CheckpointError as error:
         if given is not None:
             given.dataset.dataset_dir = str(data_dir or given.dataset.dataset_dir)
@@ -162,7 +166,7 @@ def evaluation_config(
             logger.warning("%s; the checkpoint's is used", line)
         for name in ("dataset_dir", "batch_size", "num_dataloader_workers", "bad_trials_dict"):
             config.dataset[name] = given.dataset[name]
-        config.use_amp, config.gpu_number = given.use_amp, given.gpu_number
+        config.use_amp, config.gpu_number, config.use_tpu = given.use_amp, given.gpu_number, given.use_tpu
     if data_dir is not None:
         config.dataset.dataset_dir = str(data_dir)
     if batch_size is not None:

@@ -38,7 +38,7 @@ from loss import adversarial_ramp, trial_losses
 from optimizer import learning_rates, make_optimizer, set_learning_rates
 from rnn_model import build_model
 from run_directory import remove_run, take_free_directory
-from training_log import log_to_file, log_to_terminal, progress_bar
+from training_log import log_to_file, log_to_terminal, progress_bar, warnings_only
 from validation import picture_of_a_trial, save_validation, validate
 
 logger = logging.getLogger("b2txt")
@@ -72,6 +72,7 @@ class BrainToTextDecoder_Trainer:
 
     def __init__(self, config: Config, device: str | None = None, existing: str = "keep") -> None:
         check_config(config)
+        log_to_terminal()
         self.config = config = config.copy()
         self._seed_was_drawn = config.seed == -1
         if self._seed_was_drawn:
@@ -79,8 +80,11 @@ class BrainToTextDecoder_Trainer:
         if existing == "keep":
             take_free_directory(config)
         self.output_dir, self.checkpoint_dir = Path(config.output_dir), Path(config.checkpoint_dir)
-        self.backend = Backend(device, config.use_amp, config.gpu_number, config.log_with, self.output_dir)
-        log_to_terminal(self.backend.is_main)
+        self.backend = Backend(
+            device, config.use_amp, config.gpu_number, config.log_with, self.output_dir, config.use_tpu
+        )
+        if not self.backend.is_main:
+            warnings_only()
         self._load_data()
         self._build()
         check_disk(self.model, config)
@@ -118,7 +122,8 @@ class BrainToTextDecoder_Trainer:
         self.val_metrics: list[dict[str, Any]] = []
         self.best_PER, self.best_loss, self.best_step = math.inf, math.inf, 0
         self.validations_without_gain = 0
-        self._pending: list[torch.Tensor] = []  # STEP_METRICS of the steps since they were last fetched
+        self._pending: list[torch.Tensor] = []  # STEP_METRICS (5,) of steps, on the device
+        self._unlogged: list[np.ndarray] = []  # those fetched from it since the last line in the log
 
     def _open_output(self, resumed: bool) -> None:
         config, backend = self.config, self.backend
@@ -231,18 +236,19 @@ class BrainToTextDecoder_Trainer:
         self.wrapped_optimizer.zero_grad(set_to_none=True)
         return torch.cat([sums / n_trials, norm.detach().reshape(1).to(sums.dtype)])
 
-    def _fetch_losses(self) -> np.ndarray:
-        """STEP_METRICS (steps, 5) of the steps since the last fetch.
+    def _fetch_losses(self) -> None:
+        """Take the pending STEP_METRICS from the device.
 
         Raises:
             TrainingDiverged: if one of them is not finite.
         """
         if not self._pending:
-            return np.zeros((0, len(STEP_METRICS)))
+            return
         values = torch.stack(self._pending).cpu().numpy().astype(np.float64)
         first = self.step - len(values)
         self._pending.clear()
         self.train_losses.extend(values[:, 0].tolist())
+        self._unlogged.extend(values)
         bad = ~np.isfinite(values).all(axis=1)
         if bad.any():
             step = int(np.argmax(bad))
@@ -254,21 +260,21 @@ class BrainToTextDecoder_Trainer:
             )
             logger.error("%s", message)
             raise TrainingDiverged(message)
-        return values
 
     def _saved_step(self) -> int:
         latest = latest_checkpoint(self.checkpoint_dir)
         return load_checkpoint(latest)["step"] if latest else 0
 
     def _log_training(self) -> None:
-        values = self._fetch_losses()
-        if not len(values):
+        self._fetch_losses()
+        if not self._unlogged:
             return
         config, now = self.config, time.perf_counter()
         n_trials = (self.step - self._interval_step) * config.dataset.batch_size * self.backend.world_size
         rate = n_trials * config.gradient_accumulation_steps / (now - self._interval_start)
         self._interval_start, self._interval_step = now, self.step
-        mean = dict(zip(STEP_METRICS, values.mean(axis=0).tolist(), strict=True))
+        mean = dict(zip(STEP_METRICS, np.mean(self._unlogged, axis=0).tolist(), strict=True))
+        self._unlogged.clear()
         ramp = adversarial_ramp(self.step - 1, config.adversarial.warmup_steps)
         rates = learning_rates(self.step - 1, config)
         self.backend.log(
@@ -384,7 +390,7 @@ class BrainToTextDecoder_Trainer:
 
     def _show_a_trial(self) -> dict[str, float]:
         """Show a val trial to the trackers; returns the noise's size against the signal's in it."""
-        if not (self.backend.is_main and self.backend.shows_images):
+        if not self.backend.is_main:
             return {}
         picture, ratio = picture_of_a_trial(self.model, self.val_trials, self.config, self.backend, self.step)
         self.backend.log_image("val/trial", picture, self.step)

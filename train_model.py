@@ -73,6 +73,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError, TrainingDiverged) as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted; go on with the same command and --resume", file=sys.stderr)
+        return 130
     folder = trainer.checkpoint_dir
     model_path = folder.parent if folder.name == "checkpoint" else folder
     print(

@@ -9,6 +9,17 @@ from tqdm import tqdm
 logger = logging.getLogger("b2txt")
 
 
+class _EarlyLines(logging.Handler):
+    """Keeps what is said before there is a file to write it to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
 class _TerminalHandler(logging.Handler):
     """Prints log lines above a progress bar instead of through it."""
 
@@ -16,24 +27,39 @@ class _TerminalHandler(logging.Handler):
         tqdm.write(self.format(record), file=sys.stderr)
 
 
-def log_to_terminal(is_main: bool = True) -> None:
-    """Show the project's log lines: all of them on the main process, warnings on the others. May be called again."""
-    for handler in [h for h in logger.handlers if isinstance(h, _TerminalHandler)]:
+def _remove_handlers(kind: type[logging.Handler]) -> list[logging.Handler]:
+    handlers = [handler for handler in logger.handlers if isinstance(handler, kind)]
+    for handler in handlers:
         logger.removeHandler(handler)
-    handler = _TerminalHandler(logging.INFO if is_main else logging.WARNING)
+        handler.close()
+    return handlers
+
+
+def log_to_terminal() -> None:
+    """Show the project's log lines, and remember them for `log_to_file`. Called again, it starts afresh."""
+    for kind in (_TerminalHandler, _EarlyLines, logging.FileHandler):
+        _remove_handlers(kind)
+    logger.addHandler(_EarlyLines())
+    handler = _TerminalHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False
 
 
+def warnings_only() -> None:
+    """Show no more than warnings from now on: one of several processes speaks for all."""
+    for handler in logger.handlers:
+        handler.setLevel(logging.WARNING)
+
+
 def log_to_file(path: Path) -> None:
-    """Add the log lines to a file too, with the time, and to no other file from now on."""
-    for handler in [h for h in logger.handlers if isinstance(h, logging.FileHandler)]:
-        logger.removeHandler(handler)
-        handler.close()
+    """Write the log lines to a file too, with the time: those since `log_to_terminal`, and those to come."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S"))
+    for early in _remove_handlers(_EarlyLines):
+        for record in early.records:
+            handler.handle(record)
     logger.addHandler(handler)
 
 

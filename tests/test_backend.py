@@ -22,6 +22,14 @@ def test_a_tpu_comes_before_cuda_and_cuda_before_the_cpu(monkeypatch):
     assert choose_device("cpu") == ("cpu", "as asked for")
 
 
+def test_a_tpu_is_passed_over_where_use_tpu_is_false(monkeypatch):
+    monkeypatch.setattr(backend, "tpu_attached", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    kind, reason = choose_device(use_tpu=False)
+    assert kind == "cpu" and "use_tpu is false" in reason
+    assert choose_device()[0] == "xla"
+
+
 def test_a_device_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(backend, "find_spec", lambda _: None)

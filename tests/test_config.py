@@ -254,6 +254,7 @@ def test_a_letter_left_out_of_a_key_is_answered_with_a_valid_key(key, position):
         ("dataset.bad_trials_dict={day.1: {1: 2}}", "entry day.1: entry 1: expected a list"),
         ("dataset.max_seq_elements=[", "dataset.max_seq_elements: the value is not valid YAML"),
         ("dataset=3", "dataset: is a section; override its keys one by one"),
+        ("init_checkpoint_path=w", "init_checkpoint_path: would be read by init_from_checkpoint only"),
         ("output_dir=", "output_dir: expected a folder, found nothing"),
     ],
 )
@@ -371,11 +372,10 @@ def test_paths_are_relative_to_the_file_and_overrides_to_the_current_directory(t
     assert config.output_dir == str(tmp_path / "runs/a")
     assert config.checkpoint_dir == str(tmp_path / "runs/a/checkpoint")
     assert config.dataset.dataset_dir == str(tmp_path / "data")
-    config = load_config(path, ["output_dir=b: #1", "dataset.dataset_dir=~/data", "init_checkpoint_path=w"])
+    config = load_config(path, ["output_dir=b: #1", "dataset.dataset_dir=~/data"])
     assert config.output_dir == str(tmp_path / "here/b: #1")
     assert config.checkpoint_dir == str(tmp_path / "here/b: #1/checkpoint")
     assert config.dataset.dataset_dir == str(Path("~/data").expanduser())
-    assert config.init_checkpoint_path == str(tmp_path / "here/w")
 
 
 def test_checkpoint_dir_moves_with_an_overridden_output_dir(tmp_path):

@@ -577,3 +577,11 @@ def test_runs_too_long_for_the_disk_are_refused_before_anything_is_written(make_
         with pytest.raises(CheckpointError, match="save less"):
             make_trainer(num_training_batches=10**15, **{key: 1 if key == "batches_per_save" else True})
     assert not (tmp_path / "run").exists()
+
+
+def test_evaluation_without_a_model_path_finds_checkpoints_kept_elsewhere(make_trainer, tmp_path):
+    trainer = make_trainer(checkpoint_dir=tmp_path / "elsewhere" / "weights", num_training_batches=2)
+    trainer.train()
+    save_config(trainer.config, tmp_path / "args.yaml")
+    results = evaluate_model.evaluation(config_path=tmp_path / "args.yaml", output_dir=tmp_path / "results", device="cpu")
+    assert results["checkpoint"] == str(tmp_path / "elsewhere" / "weights" / "best_checkpoint")

@@ -280,11 +280,18 @@ def test_adversarial_training_can_be_switched_off(make_trainer):
     assert changed and not any(name.startswith("noisy_speech_model.") for name in changed)
 
 
-def test_amp_on_a_cpu_warns_and_trains_in_float32(make_trainer, caplog):
-    logging.getLogger("b2txt").propagate = True
+def test_amp_on_a_cpu_warns_and_trains_in_float32(make_trainer):
     trainer = make_trainer(use_amp=True, num_training_batches=2)
-    assert "float32" in caplog.text
+    assert "use_amp is true, but" in (trainer.output_dir / "training_log").read_text()
     assert len(trainer.train()["train_losses"]) == 2
+
+
+def test_the_log_averages_every_step_though_a_validation_came_between(make_trainer, monkeypatch):
+    trainer = make_trainer(num_training_batches=4, batches_per_train_log=4, batches_per_val_step=3)
+    logged = {}
+    monkeypatch.setattr(trainer.backend, "log", lambda values, step: logged.update(values))
+    losses = trainer.train()["train_losses"]
+    assert logged["train/loss"] == pytest.approx(sum(losses) / 4)
 
 
 def test_a_random_seed_is_drawn_and_kept(make_trainer):
