@@ -63,7 +63,9 @@ def trial_figure(
     }
     n_bins = len(maps["noise estimate"])
     seconds = n_bins * BIN_SECONDS
-    limit = float(np.percentile(np.abs(maps["day-transformed signal"]), 99)) or 1.0
+    # Signal and denoised signal share a scale; the noise estimate has its own, since it starts near zero.
+    limits = [float(np.percentile(np.abs(values), 99)) or 1.0 for values in maps.values()]
+    limits[2] = limits[0]
 
     figure = Figure(figsize=(12, 13), dpi=80, layout="constrained")
     FigureCanvasAgg(figure)
@@ -76,7 +78,7 @@ def trial_figure(
     top.set_ylabel("phoneme posterior")
     _write_emissions(top, logits.argmax(-1), seconds)
     figure.colorbar(picture, ax=top, pad=0.01)
-    for axes, (name, values) in zip(rest, maps.items(), strict=True):
+    for axes, limit, (name, values) in zip(rest, limits, maps.items(), strict=True):
         picture = axes.imshow(
             values.T, aspect="auto", origin="lower", extent=(0, seconds, 0, values.shape[1]),
             cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest",
@@ -96,7 +98,7 @@ def _write_emissions(axes, path: np.ndarray, seconds: float) -> None:
     begins = np.flatnonzero((path != BLANK) & np.concatenate([[True], path[1:] != path[:-1]]))
     for frame in begins:
         x = (frame + 0.5) / len(path) * seconds
-        axes.text(x, path[frame], PHONEMES[path[frame]], color="white", fontsize=6, va="bottom", ha="center")
+        axes.text(x, path[frame] + 0.4, PHONEMES[path[frame]], color="cyan", fontsize=8, va="bottom", ha="center")
 
 
 def _wrapped(labels: Sequence[int], width: int = 130) -> str:
