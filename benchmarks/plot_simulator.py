@@ -91,17 +91,17 @@ def main() -> None:
     ]
     for axis, (key, title, ticks) in zip(axes.flat, panels, strict=True):
         places = np.arange(len(ticks))
-        for offset, (name, values) in zip((-0.27, 0, 0.27), shown.items(), strict=True):
+        for offset, (name, values) in zip((-0.3, -0.1, 0.1, 0.3), shown.items(), strict=True):
             label = "real trial (T12)" if name == "real" else f"simulated, {name}"
             if key == "components":
                 label += f" (half of the variance: {values['half']:.0f} components)"
-            axis.bar(places + offset, values[key], 0.25, color=COLORS[name], label=label)
+            axis.bar(places + offset, values[key], 0.19, color=COLORS[name], label=label)
         axis.set_xticks(places, ticks)
         axis.set_title(title)
         axis.axhline(0, color="gray", linewidth=0.8)
         axis.spines[["top", "right"]].set_visible(False)
         if key == "components":
-            axis.set_ylim(top=0.2)  # room for the legend
+            axis.set_ylim(top=0.23)  # room for the legend
         axis.legend(frameon=False, fontsize=8.5)
     figure.suptitle(f"Simulated features beside a real trial ({REAL_FEATURES} features, windows of {REAL_BINS} bins)")
     Path(options.output).parent.mkdir(parents=True, exist_ok=True)
