@@ -47,3 +47,17 @@ def simulated(tmp_path_factory) -> Path:
         progress=False,
     )
     return directory
+
+
+@pytest.fixture
+def make_trainer(simulated, tmp_path):
+    """Makes a trainer on the simulated data: make_trainer(existing="keep", **overrides of tiny.training_config)."""
+    from tiny import training_config
+
+    from rnn_trainer import BrainToTextDecoder_Trainer
+
+    def make(existing="keep", **overrides):
+        overrides = {"output_dir": tmp_path / "run"} | overrides
+        return BrainToTextDecoder_Trainer(training_config(simulated, **overrides), "cpu", existing)
+
+    return make

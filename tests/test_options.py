@@ -32,15 +32,6 @@ NOTHING_RANDOM = {
 
 
 @pytest.fixture
-def make_trainer(simulated, tmp_path):
-    def make(existing="keep", **overrides):
-        overrides = {"output_dir": tmp_path / "run"} | overrides
-        return BrainToTextDecoder_Trainer(training_config(simulated, **overrides), "cpu", existing)
-
-    return make
-
-
-@pytest.fixture
 def train(simulated, tmp_path):
     """train_model.py as a function: a configuration's changes, and more options; returns the exit code."""
 
@@ -583,5 +574,7 @@ def test_evaluation_without_a_model_path_finds_checkpoints_kept_elsewhere(make_t
     trainer = make_trainer(checkpoint_dir=tmp_path / "elsewhere" / "weights", num_training_batches=2)
     trainer.train()
     save_config(trainer.config, tmp_path / "args.yaml")
-    results = evaluate_model.evaluation(config_path=tmp_path / "args.yaml", output_dir=tmp_path / "results", device="cpu")
+    results = evaluate_model.evaluation(
+        config_path=tmp_path / "args.yaml", output_dir=tmp_path / "results", device="cpu"
+    )
     assert results["checkpoint"] == str(tmp_path / "elsewhere" / "weights" / "best_checkpoint")

@@ -6,21 +6,11 @@ import math
 
 import pytest
 import torch
-from tiny import training_config
 
 import rnn_trainer
 from checkpointing import CheckpointError, load_checkpoint
 from dataset import EvalBatches
-from rnn_trainer import BrainToTextDecoder_Trainer, TrainingDiverged
-
-
-@pytest.fixture
-def make_trainer(simulated, tmp_path):
-    def make(existing="keep", **overrides):
-        overrides = {"output_dir": tmp_path / "run"} | overrides
-        return BrainToTextDecoder_Trainer(training_config(simulated, **overrides), "cpu", existing)
-
-    return make
+from rnn_trainer import TrainingDiverged
 
 
 def state_of(trainer):
