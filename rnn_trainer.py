@@ -163,8 +163,8 @@ class BrainToTextDecoder_Trainer:
         """Train to the next multiple of num_training_batches, or until early stopping.
 
         Returns:
-            train_losses (one an optimiser step), val_losses, val_PERs and val_metrics (one a validation), from the
-            first step on.
+            train_losses (one an optimiser step), val_losses and val_PERs (one a validation) from the first step on,
+            and val_metrics (one a validation) since this trainer was made: checkpoints do not hold them.
         Raises:
             TrainingDiverged: when the loss or the gradient is no longer finite; checkpoints hold the last state
                 that was.
