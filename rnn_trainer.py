@@ -495,5 +495,5 @@ def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, dict):
             flat |= _flat(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = value if isinstance(value, int | float | str) else str(value)
+            flat[f"{prefix}{key}"] = value if isinstance(value, int | float | str) else str(value)
     return flat

@@ -262,6 +262,16 @@ def test_tensorboard_gets_every_number_and_the_picture(make_trainer, tmp_path):
     assert [event.step for event in events.Scalars("train/loss")] == [2, 4]
 
 
+def test_a_trial_listed_as_bad_is_neither_trained_on_nor_counted(make_trainer):
+    session = make_trainer(num_training_batches=1).config.dataset.sessions[1]
+    listed = next((t.block_num, t.trial_num) for t in make_trainer().val_trials if t.session == session)
+    config = {"dataset__bad_trials_dict": f"{{{session}: {{{listed[0]}: [{listed[1]}]}}}}", "log_with": "tensorboard"}
+    trainer = make_trainer(num_training_batches=2, **config)
+    trainer.train()
+    assert trainer.validation()["n_trials"] == 9
+    assert make_trainer("resume", output_dir=trainer.output_dir, **config).step == 2
+
+
 def test_adversarial_training_can_be_switched_off(make_trainer):
     trainer = make_trainer(adversarial__enabled=False)
     before = {name: p.clone() for name, p in trainer.model.named_parameters()}
