@@ -136,9 +136,7 @@ class BrainToTextDecoder_Trainer:
         backend.start_trackers(_flat(config.to_dict()), self.step)
         n_parameters = sum(p.numel() for p in self.model.parameters())
         global_batch = config.dataset.batch_size * config.gradient_accumulation_steps * backend.world_size
-        logger.info("%s", backend.description)
-        if config.use_tpu and backend.kind != "xla":
-            logger.info("use_tpu is true and no TPU is attached: going on without one")
+        self._log_device()
         logger.info("seed: %d%s", config.seed, " (drawn at random)" if self._seed_was_drawn else "")
         logger.info("model: %s parameters, %d sessions", f"{n_parameters:,}", len(config.dataset.sessions))
         logger.info(
@@ -150,6 +148,18 @@ class BrainToTextDecoder_Trainer:
             len(self.train_trials), len(self.val_trials), list(self.train_batches.shapes.buckets),
         )  # fmt: skip
         logger.info("output: %s%s", self.output_dir, f", resumed after batch {self.step}" if resumed else "")
+
+    def _log_device(self) -> None:
+        """Say what the run is on, and where that is not what the configuration wishes for."""
+        config, backend = self.config, self.backend
+        logger.info("%s", backend.description)
+        if config.use_tpu and backend.kind != "xla":
+            logger.info("use_tpu is true and no TPU is attached: going on without one")
+        if backend.kind == "xla" and backend.world_size != config.num_tpu_cores:
+            logger.warning(
+                "num_tpu_cores is %d, and this run has %d process(es), one a core: the global batch below is what counts",
+                config.num_tpu_cores, backend.world_size,
+            )  # fmt: skip
 
     @property
     def stopped_early(self) -> bool:

@@ -578,3 +578,11 @@ def test_evaluation_without_a_model_path_finds_checkpoints_kept_elsewhere(make_t
         config_path=tmp_path / "args.yaml", output_dir=tmp_path / "results", device="cpu"
     )
     assert results["checkpoint"] == str(tmp_path / "elsewhere" / "weights" / "best_checkpoint")
+
+
+def test_fewer_processes_than_tpu_cores_are_said(make_trainer):
+    for cores, said in ((8, True), (1, False)):
+        trainer = make_trainer(num_tpu_cores=cores)
+        trainer.backend.kind = "xla"
+        trainer._log_device()
+        assert (f"num_tpu_cores is {cores}, and this run has 1 process" in log_of(trainer)) == said
