@@ -157,7 +157,7 @@ class BrainToTextDecoder_Trainer:
             logger.info("use_tpu is true and no TPU is attached: going on without one")
         if backend.kind == "xla" and backend.world_size != config.num_tpu_cores:
             logger.warning(
-                "num_tpu_cores is %d, and this run has %d process(es), one a core: the global batch below is what counts",
+                "num_tpu_cores is %d, and this run has %d process(es), one a core: see the global batch below",
                 config.num_tpu_cores, backend.world_size,
             )  # fmt: skip
 
