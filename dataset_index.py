@@ -16,7 +16,7 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import h5py
@@ -153,7 +153,10 @@ def _index_split(config, split: str, labelled: bool, left_out: list) -> tuple[li
             listed_bad = (trial_facts.block_num, trial_facts.trial_num) in bad
             # A listed trial is not checked: listing it is how to go on with a file that has a fault.
             found = [] if labelled and listed_bad else _check_trial(trial_facts, config, labelled)
-            if found:
+            if found and listed_bad:  # unlabelled: it keeps its row in a submission, with nothing decoded
+                logger.warning("Not decoded: %s, %s: %s", path, trial_facts.key, LISTED_AS_BAD)
+                trial_facts = replace(trial_facts, n_time_steps=0)
+            elif found:
                 problems += [f"{path}, {trial_facts.key}: {problem}" for problem in found]
                 continue
             trial = _make_trial(trial_facts, session, day, split, path, config, labelled)
@@ -204,8 +207,23 @@ def _split_files(config, split: str) -> tuple[dict[int, Path], list[str]]:
                 f"cannot be trained: {', '.join(no_file)}. Add the files, or take these sessions from "
                 "dataset.sessions, and their entries from dataset.dataset_probability_val."
             )
+    elif split == "test" and no_directory:
+        problems.append(
+            f"{len(no_directory)} of {len(sessions)} sessions have no directory in {root}: {', '.join(no_directory)}. "
+            "A submission numbers the trials of all sessions, so without them its later rows would be other trials'. "
+            "Add them; an empty directory stands for a session without test trials."
+        )
     elif no_directory:
         logger.warning("No directory in %s for: %s; evaluated without them", root, ", ".join(no_directory))
+    if split == "test":
+        alone = [
+            sessions[day] for day in paths if day not in found and (root / sessions[day] / "data_val.hdf5").is_file()
+        ]
+        if alone:  # the real sessions have both or neither
+            logger.warning(
+                "These sessions have a data_val.hdf5 and no data_test.hdf5: %s. If the files are missing, the "
+                "submission lacks their rows and numbers the later ones wrongly", ", ".join(alone),
+            )  # fmt: skip
     if split == "val":
         # Sessions with a probability of 0 take no part in validation: the real ones of that kind have no val file.
         probabilities = list(config.dataset.dataset_probability_val or [1] * len(sessions))
@@ -237,7 +255,7 @@ def _check_trial(facts: _Facts, config, labelled: bool) -> list[str]:
         time_bin, feature = facts.first_not_finite
         problems.append(
             f"{facts.n_not_finite} NaN or infinite values in input_features, the first at time bin {time_bin}, "
-            f"feature {feature}; list the trial in dataset.bad_trials_dict to train without it"
+            f"feature {feature}; list the trial in dataset.bad_trials_dict to go on without it"
         )
     return problems + (_check_labels(facts, config) if labelled else [])
 
@@ -388,7 +406,7 @@ def _read_trial(key: str, group: h5py.Group) -> _Facts:
     attributes = dict(group.attrs)
     for name in ("n_time_steps", "block_num", "trial_num", "seq_len"):
         if name in attributes:
-            setattr(facts, name, int(attributes[name]))
+            setattr(facts, name, _whole_number(name, attributes[name]))
     facts.session = _text(attributes["session"]) if "session" in attributes else None
     facts.sentence_label = _text(attributes.get("sentence_label", ""))
     if "input_features" in group:
@@ -406,6 +424,16 @@ def _read_trial(key: str, group: h5py.Group) -> _Facts:
         if facts.seq_len is not None:
             facts.labels = [int(label) for label in ids.ravel()[: max(facts.seq_len, 0)]]
     return facts
+
+
+def _whole_number(name: str, value) -> int:
+    try:
+        number = int(value)
+        if number == float(value):
+            return number
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ValueError(f"the attribute {name} is {value!r}, not a whole number")
 
 
 def _text(value) -> str:

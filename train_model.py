@@ -34,8 +34,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="go on from the output directory's latest checkpoint")
     parser.add_argument("--overwrite", action="store_true", help="remove an earlier run in the output directory")
     parser.add_argument(
-        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="any setting, e.g. dataset.batch_size=16"
-    )
+        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
+        help="any settings, e.g. dataset.batch_size=16; may be repeated",
+    )  # fmt: skip
     return parser.parse_args(arguments)
 
 

@@ -1,6 +1,7 @@
 """The index of a data set: order, what is left out, every problem in one message, and the cache."""
 
 import logging
+import shutil
 
 import h5py
 import numpy as np
@@ -60,11 +61,11 @@ def test_no_data_set_says_how_to_get_one(tmp_path):
             index_trials(small_config(directory), "train")
 
 
-def test_a_missing_session_directory_is_an_error_in_training_and_said_in_evaluation(root, caplog):
+def test_a_missing_session_directory_is_an_error_in_training_and_said_in_validation(root, caplog):
     config = small_config(root, sessions=(*SESSIONS, "t15.2099.01.01"))
     with pytest.raises(DataError, match=r"t15\.2099\.01\.01"):
         index_trials(config, "train")
-    assert {t.day for t in index_trials(config, "test", labelled=False)} == {1, 2}
+    assert {t.day for t in index_trials(config, "val")} == {1, 2}
     assert "t15.2099.01.01" in caplog.text
 
 
@@ -280,3 +281,41 @@ def test_where_the_cache_lies(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/somebody")
     assert str(dataset_index.cache_directory()) == "/home/somebody/.cache/b2txt-tpu"
+
+
+def test_a_test_split_without_a_sessions_directory_is_refused_since_ids_would_shift(root):
+    shutil.rmtree(root / SESSIONS[1])
+    with pytest.raises(DataError, match=rf"no directory.*{SESSIONS[1]}.*later rows would be other trials"):
+        index_trials(small_config(root), "test", labelled=False)
+    (root / SESSIONS[1]).mkdir()
+    assert {t.day for t in index_trials(small_config(root), "test", labelled=False)} == {2}
+
+
+def test_a_missing_test_file_beside_a_val_file_is_said(root, caplog):
+    (root / SESSIONS[1] / "data_test.hdf5").unlink()
+    index_trials(small_config(root), "test", labelled=False)
+    assert f"no data_test.hdf5: {SESSIONS[1]}." in caplog.text  # the first session has neither
+
+
+@pytest.mark.parametrize("fault", ["nan", "length"])
+def test_a_faulty_test_trial_listed_as_bad_keeps_its_row_undecoded(root, fault):
+    with h5py.File(root / SESSIONS[1] / "data_test.hdf5", "a") as file:
+        if fault == "nan":
+            file["trial_0002"]["input_features"][3, 1] = np.nan
+        else:
+            file["trial_0002"].attrs["n_time_steps"] = 5
+    with pytest.raises(DataError):
+        index_trials(small_config(root), "test", labelled=False)
+    config = small_config(root, bad_trials_dict={SESSIONS[1]: {1: [2, 3]}})
+    trials = index_trials(config, "test", labelled=False)
+    assert len(trials) == 16
+    lengths = {t.key: t.n_time_steps for t in trials if t.session == SESSIONS[1]}
+    assert lengths["trial_0002"] == 0 and lengths["trial_0003"] > 0  # listed, but nothing is wrong with it
+
+
+@pytest.mark.parametrize("value", ["abc", 3.7, float("nan")])
+def test_an_attribute_that_is_no_whole_number_is_named(root, value):
+    with h5py.File(root / SESSIONS[1] / "data_val.hdf5", "a") as file:
+        file["trial_0001"].attrs["block_num"] = value
+    with pytest.raises(DataError, match=r"trial_0001.*attribute block_num is .*not a whole number"):
+        index_trials(small_config(root), "val")

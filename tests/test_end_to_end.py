@@ -146,6 +146,8 @@ def test_without_options_and_data_both_commands_say_how_to_get_some(workplace):
 def test_named_options_reach_the_configuration(workplace):
     options = ("--batch_size", 2, "--num_batches", 1, "--disable_mixed_precision", "--device", "cpu")
     options = ("--config_path", "args.yaml", "--output_dir", "named", *options)
-    assert "2 trials a device" in run("train_model.py", *options, "--set", "use_amp=true", cwd=workplace)
+    settings = ("--set", "use_amp=true", "--set", "lr_max=0.0123")  # a second one adds to the first
+    assert "2 trials a device" in run("train_model.py", *options, *settings, cwd=workplace)
     state = load_checkpoint(workplace / "named" / "checkpoint" / "last_checkpoint")
     assert (state["step"], state["config"]["dataset"]["batch_size"]) == (1, 2)
+    assert (state["config"]["use_amp"], state["config"]["lr_max"]) == (True, 0.0123)
