@@ -29,6 +29,7 @@ logger = logging.getLogger("b2txt")
 
 CACHE_FORMAT = 1  # raise it when _Facts or what is looked at changes
 PROBLEMS_SHOWN = 20
+SPLITS = ("train", "val", "test")
 ALWAYS_NEEDED = ("input_features", "n_time_steps", "block_num", "trial_num")
 LISTED_AS_BAD = "listed in dataset.bad_trials_dict"  # the reason of trials that the user leaves out
 LABELS_NEED = ("seq_class_ids", "seq_len")
@@ -113,6 +114,7 @@ def index_trials(config, split: str, labelled: bool = True, left_out: list | Non
         DataError: with all problems of all files of the split.
     """
     trials, problems = _index_split(config, split, labelled, [] if left_out is None else left_out)
+    _warn_of_listed_trials_that_are_nowhere(config)
     if problems:
         raise DataError(problems)
     return trials
@@ -127,6 +129,7 @@ def index_splits(
     for split in splits:
         trials[split], found = _index_split(config, split, labelled, left_out)
         problems += [problem for problem in found if problem not in problems]
+    _warn_of_listed_trials_that_are_nowhere(config)
     if problems:
         raise DataError(problems)
     return trials
@@ -182,7 +185,7 @@ def _index_split(config, split: str, labelled: bool, left_out: list) -> tuple[li
 
 def _split_files(config, split: str) -> tuple[dict[int, Path], list[str]]:
     """The files of a split by day, and what is missing that the split cannot do without."""
-    if split not in ("train", "val", "test"):
+    if split not in SPLITS:
         raise ValueError(f"split is {split!r}; it must be 'train', 'val' or 'test'")
     root = Path(config.dataset.dataset_dir).expanduser()
     sessions = list(config.dataset.sessions)
@@ -233,6 +236,16 @@ def _split_files(config, split: str) -> tuple[dict[int, Path], list[str]]:
             )
         else:
             found = {day: path for day, path in found.items() if probabilities[day] != 0}
+            alone = [
+                session
+                for day, session in enumerate(sessions)
+                if probabilities[day] != 0 and day not in found and session not in no_directory
+            ]
+            if found and alone:
+                logger.warning(
+                    "No data_val.hdf5 in %s for: %s; evaluated without them. Add the files, or give these sessions "
+                    "a 0 in dataset.dataset_probability_val", root, ", ".join(alone),
+                )  # fmt: skip
     if not found and not problems:
         but = " (of the sessions whose dataset.dataset_probability_val is not 0)" if split == "val" else ""
         problems.append(f"No session{but} has a data_{split}.hdf5 in {root}: there is no {split} trial at all.")
@@ -313,6 +326,37 @@ def _bad_trials(config, session: str) -> set[tuple[int, int]]:
     """(block, trial) of a session listed in bad_trials_dict, {session: {block: [trials]}}; keys may be strings."""
     blocks = (config.dataset.bad_trials_dict or {}).get(session) or {}
     return {(int(block), int(trial)) for block, trials in blocks.items() for trial in trials}
+
+
+def _warn_of_listed_trials_that_are_nowhere(config) -> None:
+    """Name what bad_trials_dict lists and no file holds: a mistyped number would leave the bad trial in."""
+    for session in config.dataset.bad_trials_dict or {}:
+        directory = Path(config.dataset.dataset_dir).expanduser() / session
+        paths = [path for split in SPLITS if (path := directory / f"data_{split}.hdf5").is_file()]
+        try:
+            places = set().union(*map(_places, paths))
+        except READ_ERRORS:  # an unreadable file is named where it is indexed; what is in it is not known
+            continue
+        blocks = {block for block, _ in places}
+        nowhere = [
+            f"block {block} trial {trial}" + ("" if block in blocks else " (no such block)")
+            for block, trial in sorted(_bad_trials(config, session) - places)
+        ]
+        if paths and nowhere:
+            logger.warning(
+                "dataset.bad_trials_dict lists trials that no file in %s holds: %s", directory, ", ".join(nowhere)
+            )
+
+
+def _places(path: Path) -> set[tuple[int, int]]:
+    """(block, trial) of the trials of a file. Only attributes are read: it may be of a split that is not asked for."""
+    with h5py.File(path, "r") as file:
+        attributes = [group.attrs for group in file.values()]
+        return {
+            (_whole_number("block_num", of_trial["block_num"]), _whole_number("trial_num", of_trial["trial_num"]))
+            for of_trial in attributes
+            if {"block_num", "trial_num"} <= set(of_trial)
+        }
 
 
 def _duplicates(trials: list[Trial]) -> list[str]:

@@ -55,6 +55,18 @@ def test_sessions_without_val_data_or_with_probability_0_take_no_part(root):
     assert {t.day for t in index_trials(config, "test", labelled=False)} == {1, 2}  # it is about val alone
 
 
+def test_a_session_to_validate_on_without_a_val_file_is_named(root, caplog):
+    (root / SESSIONS[1] / "data_val.hdf5").unlink()
+    index_trials(small_config(root, dataset_probability_val=[0, 1, 1]), "val")
+    assert f"No data_val.hdf5 in {root} for: {SESSIONS[1]}; evaluated without them" in caplog.text
+    caplog.clear()
+    index_trials(small_config(root, dataset_probability_val=None), "val")  # null: all are validated on
+    assert f"for: {SESSIONS[0]}, {SESSIONS[1]}; evaluated without" in caplog.text
+    caplog.clear()
+    index_trials(small_config(root, dataset_probability_val=[0, 0, 1]), "val")
+    assert not caplog.records
+
+
 def test_no_data_set_says_how_to_get_one(tmp_path):
     for directory in (tmp_path / "nowhere", tmp_path):  # tmp_path exists, and holds no session
         with pytest.raises(DataError, match=r"download_data\.py.*synthetic_data\.py.*--data_dir"):
@@ -191,6 +203,18 @@ def test_listed_bad_trials_are_left_out_whatever_they_hold(root):
     assert len(index_trials(small_config(root, bad_trials_dict=bad), "val")) == 16 - 2
     # Each trial of the test split needs its row in a submission.
     assert len(index_trials(small_config(root, bad_trials_dict=bad), "test", labelled=False)) == 16
+
+
+def test_listed_bad_trials_that_no_file_holds_are_named(root, caplog):
+    write_split(root, SESSIONS[1], "test", [60] * 12)  # block 2, trials 0 and 1, are here alone
+    bad = {SESSIONS[1]: {1: [3, 77], 2: [1], 40: [0]}, SESSIONS[0]: {1: [0]}}
+    index_splits(small_config(root, bad_trials_dict=bad), ["train", "val"])
+    (said,) = [r.getMessage() for r in caplog.records if "no file" in r.getMessage()]
+    assert said.endswith(f"{root / SESSIONS[1]} holds: block 1 trial 77, block 40 trial 0 (no such block)")
+    caplog.clear()
+    (root / SESSIONS[1] / "data_test.hdf5").write_bytes(b"no HDF5")  # it may hold what is missing
+    index_trials(small_config(root, bad_trials_dict=bad), "val")
+    assert "no file" not in caplog.text
 
 
 def test_a_session_that_loses_all_its_train_trials_is_named(root, caplog):
