@@ -38,7 +38,7 @@ from loss import adversarial_ramp, trial_losses
 from optimizer import learning_rates, make_optimizer, set_learning_rates
 from rnn_model import build_model
 from run_directory import remove_run, take_free_directory
-from training_log import log_to_file, log_to_terminal, progress_bar, warnings_only
+from training_log import go_on_in_file, log_to_file, log_to_terminal, progress_bar, warnings_only
 from validation import picture_of_a_trial, save_validation, validate
 
 logger = logging.getLogger("b2txt")
@@ -149,6 +149,11 @@ class BrainToTextDecoder_Trainer:
         )  # fmt: skip
         logger.info("output: %s%s", self.output_dir, f", resumed after batch {self.step}" if resumed else "")
 
+    def _take_the_log(self) -> None:
+        """Write to this trainer's training_log, whichever trainer wrote to its own last."""
+        if self.backend.is_main:
+            go_on_in_file(self.output_dir / "training_log")
+
     def _log_device(self) -> None:
         """Say what the run is on, and where that is not what the configuration wishes for."""
         config, backend = self.config, self.backend
@@ -179,6 +184,7 @@ class BrainToTextDecoder_Trainer:
             TrainingDiverged: when the loss or the gradient is no longer finite; checkpoints hold the last state
                 that was.
         """
+        self._take_the_log()
         config, accumulation = self.config, self.config.gradient_accumulation_steps
         target = (self.step // config.num_training_batches + 1) * config.num_training_batches
         loader = make_loader(self.train_batches, config, start=self.step * accumulation, end=target * accumulation)
@@ -320,6 +326,7 @@ class BrainToTextDecoder_Trainer:
             return_logits: add 'logits', an array (P, C) a trial.
             return_data: add 'input_features', the preprocessed array (T, F) a trial.
         """
+        self._take_the_log()
         whole_split = loader is None
         if whole_split:
             loader = make_loader(self.val_batches, self.config)

@@ -1,6 +1,7 @@
 """What a person watches while a run goes on: log lines in the terminal and in a file, and a progress bar."""
 
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -55,12 +56,27 @@ def warnings_only() -> None:
 
 def log_to_file(path: Path) -> None:
     """Write the log lines to a file too, with the time: those since `log_to_terminal`, and those to come."""
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S"))
+    handler = _file_handler(path)
     for early in _remove_handlers(_EarlyLines):
         for record in early.records:
             handler.handle(record)
     logger.addHandler(handler)
+
+
+def go_on_in_file(path: Path) -> None:
+    """Write the lines to come to this file and to no other: a trainer made since may have taken the log to its own."""
+    files = [handler.baseFilename for handler in logger.handlers if isinstance(handler, logging.FileHandler)]
+    if files == [os.path.abspath(path)]:
+        return
+    for kind in (_EarlyLines, logging.FileHandler):
+        _remove_handlers(kind)
+    logger.addHandler(_file_handler(path))
+
+
+def _file_handler(path: Path) -> logging.FileHandler:
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S"))
+    return handler
 
 
 def progress_bar(total: int, initial: int = 0, unit: str = "batch", description: str | None = None) -> tqdm:

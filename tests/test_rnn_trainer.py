@@ -187,6 +187,17 @@ def test_an_existing_output_directory_is_kept_and_a_numbered_one_taken(make_trai
     assert third.checkpoint_dir == tmp_path / "run_3" / "checkpoint"
 
 
+def test_two_trainers_of_one_script_write_each_to_its_own_log(make_trainer):
+    first, second = make_trainer(num_training_batches=2), make_trainer(num_training_batches=3)
+    with pytest.raises(ValueError, match="nowhere"):
+        make_trainer(dataset__dataset_dir="/nowhere")
+    for trainer in (first, second, first):
+        trainer.train()
+    ends = [[line.split(" trained ")[1].split(";")[0] for line in log.splitlines() if " trained " in line]
+            for log in ((trainer.output_dir / "training_log").read_text() for trainer in (first, second))]  # fmt: skip
+    assert ends == [["2 batches", "4 batches"], ["3 batches"]]
+
+
 def test_overwriting_removes_the_earlier_run_and_nothing_else(make_trainer, tmp_path):
     make_trainer(num_training_batches=3).train()
     (tmp_path / "run" / "notes.txt").write_text("mine")
