@@ -4,14 +4,21 @@ A run's directory holds `checkpoint/best_checkpoint`, `checkpoint/last_checkpoin
 others by name. A file is a dict of tensors and plain Python values, read with `weights_only=True`.
 """
 
+import contextlib
+import logging
 import os
 import pickle
 import shutil
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
+logger = logging.getLogger("b2txt")
+
+NOT_OURS = "not a PyTorch checkpoint of this project"
 ADAM_COPIES = 3  # a parameter and its two moments
 
 
@@ -26,17 +33,27 @@ def save_checkpoint(state: dict[str, Any], path: Path) -> None:
         CheckpointError: if it cannot be written; what stood at `path` is still there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with replacing(path) as file:
+            torch.save(state, file)
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: not written ({error}); an earlier file of that name is untouched") from error
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A temporary file to write to; flushed to the disk and renamed to `path` when all is written, else removed."""
     temporary = _temporary(path)
     try:
         with open(temporary, "wb") as file:
-            torch.save(state, file)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
         _flush_directory(path.parent)
-    except (OSError, RuntimeError) as error:
+    except (Exception, KeyboardInterrupt):
         temporary.unlink(missing_ok=True)
-        raise CheckpointError(f"{path}: not written ({error}); an earlier file of that name is untouched") from error
+        raise
 
 
 def copy_checkpoint(source: Path, path: Path) -> None:
@@ -73,11 +90,16 @@ def load_checkpoint(path: Path, map_location: str | torch.device = "cpu") -> dic
         state = torch.load(path, map_location=map_location, weights_only=True, mmap=map_location == "cpu")
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such checkpoint") from error
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{path}: not a readable checkpoint ({str(error).splitlines()[0]})") from error
-    missing = {"model_state_dict", "config", "preprocessing", "sessions", "step"} - set(state)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except Exception as error:  # a file of any kind can raise anything, and what torch says of it misleads
+        more = isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path)
+        reason = " (it holds more than tensors and plain values)" if more else ", or a damaged one"
+        raise CheckpointError(f"{path}: {NOT_OURS}{reason}") from error
+    keys = set(state) if isinstance(state, dict) else set()
+    missing = {"model_state_dict", "config", "preprocessing", "sessions", "step"} - keys
     if missing:
-        raise CheckpointError(f"{path}: not a checkpoint of this project (no {', '.join(sorted(missing))})")
+        raise CheckpointError(f"{path}: {NOT_OURS} (no {', '.join(sorted(missing))})")
     return state
 
 
@@ -104,10 +126,29 @@ def find_checkpoint(model_path: str | Path) -> tuple[Path, Path]:
 
 
 def latest_checkpoint(directory: Path) -> Path | None:
-    """The checkpoint that is furthest on, to resume from; None where there is none."""
-    candidates = [directory / "last_checkpoint", *directory.glob("*checkpoint_batch_*")]
-    found = [path for path in candidates if path.is_file() and path.suffix != ".tmp"]  # not a half-written one
-    return max(found, key=lambda path: load_checkpoint(path)["step"], default=None)
+    """The checkpoint that is furthest on, to resume from; None where there is none.
+
+    One that cannot be read, as after a fault of the disk, is passed over with a warning: a good one may lie beside it.
+
+    Raises:
+        CheckpointError: if there are some and none can be read.
+    """
+    candidates = [directory / "last_checkpoint", *directory.glob("*checkpoint_batch_*"), directory / "best_checkpoint"]
+    steps, unreadable = {}, []
+    for path in candidates:
+        if path.is_file() and path.suffix != ".tmp":  # not a half-written one
+            try:
+                steps[path] = load_checkpoint(path)["step"]
+            except CheckpointError as error:
+                unreadable.append(str(error))
+    if unreadable and not steps:
+        raise CheckpointError(
+            "\n  - ".join([f"No checkpoint in {directory} can be read:", *unreadable])
+            + "\nPut an intact copy in the place of one of them, or begin anew with --overwrite or another --output_dir"
+        )
+    for reason in unreadable:
+        logger.warning("%s; passed over", reason)
+    return max(steps, key=steps.get, default=None)
 
 
 def remove_temporary_files(directory: Path) -> None:

@@ -454,6 +454,7 @@ class BrainToTextDecoder_Trainer:
         """Take up the latest checkpoint of the output directory; whether there was one."""
         path = latest_checkpoint(self.checkpoint_dir)
         if path is None:
+            logger.warning("no checkpoint in %s: starting from the beginning", self.checkpoint_dir)
             return False
         state = load_checkpoint(path)
         if self._seed_was_drawn:  # the run goes on with the one it drew at its start

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from backend import Backend
+from checkpointing import replacing
 from ctc import ctc_loss, greedy_decode, output_lengths
 from dataset import EvalBatches
 from dataset_index import Trial
@@ -100,11 +101,13 @@ def save_validation(metrics: dict[str, Any], directory: Path, step: int, save_me
                 for t, true, decoded in sequences
             ],
         }
-        (directory / "val_metrics.json").write_text(json.dumps(rows))
+        with replacing(directory / "val_metrics.json") as file:
+            file.write(json.dumps(rows).encode())
     for name in PER_TRIAL_ARRAYS:
         if name in metrics:
             keys = [f"{trial.session}/{trial.key}" for trial in metrics["trials"]]
-            np.savez(directory / f"val_{name}.npz", **dict(zip(keys, metrics[name], strict=True)))
+            with replacing(directory / f"val_{name}.npz") as file:
+                np.savez(file, **dict(zip(keys, metrics[name], strict=True)))
 
 
 def picture_of_a_trial(

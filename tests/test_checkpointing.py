@@ -1,6 +1,7 @@
 """Checkpoint files: atomic, found again, refused in words."""
 
 import shutil
+import zipfile
 from types import SimpleNamespace
 
 import pytest
@@ -81,19 +82,42 @@ def test_a_checkpoint_is_found_by_file_by_run_and_by_its_folder(tmp_path):
         find_checkpoint(tmp_path)
 
 
-def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
+def test_what_is_no_checkpoint_is_refused_by_name_and_in_few_words(tmp_path):
     (tmp_path / "text").write_text("hello")
+    (tmp_path / "empty").touch()
+    (tmp_path / "folder").mkdir()
     torch.save({"weights": 1}, tmp_path / "other")
+    torch.save([{}], tmp_path / "list")
+    torch.save(state(), tmp_path / "old", _use_new_zipfile_serialization=False)
+    torch.save({"config": SimpleNamespace()}, tmp_path / "objects")
+    with zipfile.ZipFile(tmp_path / "zip", "w") as file:
+        file.writestr("a", "b")
     save_checkpoint(state(), tmp_path / "cut")
     (tmp_path / "cut").write_bytes((tmp_path / "cut").read_bytes()[:-200])
-    for name, words in (
-        ("text", "not a readable"),
-        ("other", "no config"),
-        ("cut", "not a readable"),
-        ("none", "no such"),
-    ):
-        with pytest.raises(CheckpointError, match=f"{name}.*{words}"):
-            load_checkpoint(tmp_path / name)
+    ours = "not a PyTorch checkpoint of this project"
+    for name, words in {
+        **dict.fromkeys(("text", "empty", "old", "zip", "cut"), f"{ours}, or a damaged one"),
+        "folder": "cannot be read (Is a directory)",
+        "other": f"{ours} (no config, model_state_dict, preprocessing, sessions, step)",
+        "list": f"{ours} (no config, model_state_dict, preprocessing, sessions, step)",
+        "objects": f"{ours} (it holds more than tensors and plain values)",
+        "none": "no such checkpoint",
+    }.items():
+        for device in ("cpu", "meta"):  # read in two ways
+            if (name, device) != ("old", "meta"):
+                with pytest.raises(CheckpointError) as caught:
+                    load_checkpoint(tmp_path / name, device)
+                assert str(caught.value) == f"{tmp_path / name}: {words}"
+
+
+def test_unreadable_checkpoints_are_passed_over_by_name(tmp_path, caplog):
+    (tmp_path / "last_checkpoint").write_bytes(b"half")
+    with pytest.raises(CheckpointError, match=r"(?s)No checkpoint in .* can be read:.*last_checkpoint: not a.*--overw"):
+        latest_checkpoint(tmp_path)
+    save_checkpoint(state(20), tmp_path / "checkpoint_batch_20")
+    save_checkpoint(state(25), tmp_path / "best_checkpoint")
+    assert latest_checkpoint(tmp_path).name == "best_checkpoint"
+    assert f"{tmp_path / 'last_checkpoint'}: not a PyTorch checkpoint" in caplog.text
 
 
 def test_a_pickle_that_runs_code_is_not_read(tmp_path):

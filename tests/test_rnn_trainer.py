@@ -11,6 +11,7 @@ import rnn_trainer
 from checkpointing import CheckpointError, load_checkpoint
 from dataset import EvalBatches
 from rnn_trainer import TrainingDiverged
+from validation import save_validation
 
 
 def state_of(trainer):
@@ -79,8 +80,23 @@ def test_resuming_with_another_model_is_refused_and_another_rate_is_said(make_tr
     assert "lr_max: 1.0 before, 2.0 now" in caplog.text
 
 
-def test_resuming_without_a_checkpoint_starts_from_the_beginning(make_trainer):
-    assert make_trainer("resume").step == 0
+def test_resuming_without_a_checkpoint_starts_from_the_beginning_and_says_so(make_trainer):
+    trainer = make_trainer("resume")
+    assert trainer.step == 0
+    said = f"no checkpoint in {trainer.checkpoint_dir}: starting from the beginning"
+    assert said in (trainer.output_dir / "training_log").read_text()
+
+
+def test_a_damaged_last_checkpoint_is_passed_over_in_resuming(make_trainer):
+    first = make_trainer(num_training_batches=3)
+    first.train()
+    (first.checkpoint_dir / "last_checkpoint").unlink()  # it may share its content with the best one
+    (first.checkpoint_dir / "last_checkpoint").write_bytes(b"half")
+    second = make_trainer("resume")
+    assert second.step == 3
+    second.train()
+    assert load_checkpoint(first.checkpoint_dir / "last_checkpoint")["step"] == 6
+    assert not list(first.checkpoint_dir.glob(".*"))
 
 
 @pytest.mark.parametrize("split", [[4], [2, 2], [1, 3]])
@@ -152,6 +168,24 @@ def test_validation_data_and_logits_are_saved_when_asked_for(make_trainer):
     trainer.train()
     written = {path.name for path in trainer.checkpoint_dir.iterdir()}
     assert {"val_logits.npz", "val_input_features.npz"} <= written
+
+
+def test_a_kill_while_validation_results_are_written_leaves_the_earlier_ones(make_trainer, monkeypatch):
+    trainer = make_trainer(num_training_batches=3, save_val_logits=True)
+    trainer.train()
+    before = {path.name: path.read_bytes() for path in trainer.checkpoint_dir.glob("val_*")}
+    assert set(before) == {"val_metrics.json", "val_logits.npz"}
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("checkpointing.os.fsync", stop)
+    for name in before:
+        metrics = trainer.validation(return_logits=True)
+        with pytest.raises(KeyboardInterrupt):
+            save_validation(metrics, trainer.checkpoint_dir, 9, save_metrics=name == "val_metrics.json")
+    assert before == {path.name: path.read_bytes() for path in trainer.checkpoint_dir.glob("val_*")}
+    assert not list(trainer.checkpoint_dir.glob(".*"))
 
 
 def test_validation_counts_every_trial_once_and_sums_edits(make_trainer):
