@@ -175,7 +175,7 @@ class BrainToTextDecoder_Trainer:
     # ---- training ------------------------------------------------------------------------------------------------
 
     def train(self) -> dict[str, list]:
-        """Train to the next multiple of num_training_batches, or until early stopping.
+        """Train to the next multiple of num_training_batches, or until early stopping (each round counts anew).
 
         Returns:
             train_losses (one an optimiser step), val_losses and val_PERs (one a validation) from the first step on,
@@ -186,6 +186,8 @@ class BrainToTextDecoder_Trainer:
         """
         self._take_the_log()
         config, accumulation = self.config, self.config.gradient_accumulation_steps
+        if self.stopped_early or self.step % config.num_training_batches == 0:  # a new round, not a resumed one
+            self.validations_without_gain = 0
         target = (self.step // config.num_training_batches + 1) * config.num_training_batches
         loader = make_loader(self.train_batches, config, start=self.step * accumulation, end=target * accumulation)
         batches = self.backend.to_device(loader)
@@ -212,12 +214,7 @@ class BrainToTextDecoder_Trainer:
             100 * self.best_PER,
             self.best_step,
         )
-        return {
-            "train_losses": self.train_losses,
-            "val_losses": self.val_losses,
-            "val_PERs": self.val_PERs,
-            "val_metrics": self.val_metrics,
-        }
+        return {name: list(getattr(self, name)) for name in ("train_losses", "val_losses", "val_PERs", "val_metrics")}
 
     def train_step(self, batches: list[dict[str, torch.Tensor]]) -> torch.Tensor:
         """One optimiser step over its micro-batches, each on the device already.
@@ -322,17 +319,18 @@ class BrainToTextDecoder_Trainer:
         """Decode labelled trials greedily and count the errors, as `validation.validate` says.
 
         Args:
-            loader: batches of an EvalBatches made from val trials; None for the whole val split.
+            loader: an EvalBatches of labelled trials, or a loader of one; None for the whole val split.
             return_logits: add 'logits', an array (P, C) a trial.
             return_data: add 'input_features', the preprocessed array (T, F) a trial.
         """
         self._take_the_log()
-        whole_split = loader is None
-        if whole_split:
-            loader = make_loader(self.val_batches, self.config)
-        trials = loader.dataset.trials
+        loader = make_loader(self.val_batches, self.config) if loader is None else loader
+        batches = getattr(loader, "dataset", loader)
+        whole_split = batches is self.val_batches and len(loader) == len(batches)
         undecodable = self.undecodable if whole_split else []
-        return validate(self.model, loader, trials, self.config, self.backend, undecodable, return_logits, return_data)
+        return validate(
+            self.model, loader, batches.trials, self.config, self.backend, undecodable, return_logits, return_data
+        )
 
     def _validate_and_save(self) -> bool:
         """Validate, log, write the checkpoints; whether training should stop early."""

@@ -9,7 +9,7 @@ import torch
 
 import rnn_trainer
 from checkpointing import CheckpointError, load_checkpoint
-from dataset import EvalBatches
+from dataset import EvalBatches, make_loader
 from rnn_trainer import TrainingDiverged
 from validation import save_validation
 
@@ -205,6 +205,17 @@ def test_validation_reads_another_loader(make_trainer):
     assert trainer.validation(loader)["n_trials"] == 5
 
 
+def test_validation_takes_batches_as_well_as_a_loader_of_them(make_trainer):
+    trainer = make_trainer()
+    trainer.undecodable = trainer.val_trials[:1]
+    expected = trainer.validation()
+    assert expected["n_trials"] == 11
+    for loader in (trainer.val_batches, make_loader(trainer.val_batches, trainer.config)):
+        assert trainer.validation(loader)["edits"] == expected["edits"]
+    part = trainer.validation(make_loader(trainer.val_batches, trainer.config, end=1))
+    assert part["n_trials"] < 5  # nothing is added to a part
+
+
 def test_inference_gives_the_logits_of_validation(make_trainer):
     trainer = make_trainer(dataset__n_time_buckets=1)
     batch = EvalBatches(trainer.val_trials[:2], trainer.config, batch_size=2)[0]
@@ -262,6 +273,43 @@ def test_early_stopping_counts_validations_without_a_better_per(make_trainer, mo
     trainer.train()
     assert trainer.step == 6  # the third validation was better by its loss; three after it were not
     assert (trainer.best_PER, trainer.best_loss, trainer.best_step) == (0.8, 4.0, 3)
+
+
+def worse_each_time(trainer):
+    """A stand-in for trainer.validation."""
+    trial = trainer.val_trials[:1]
+    return lambda **_: {
+        "avg_PER": 0.5 + trainer.step / 100, "avg_loss": 1.0, "edits": 1, "phonemes": 2, "n_trials": 1, "day_PERs": {},
+        "trials": trial, "true_seq": [[1]], "decoded_seqs": [[1]],
+    }  # fmt: skip
+
+
+def test_a_new_round_counts_validations_without_gain_anew_and_a_resumed_one_goes_on(make_trainer, monkeypatch):
+    settings = {"batches_per_val_step": 1, "early_stopping": True, "early_stopping_val_steps": 3}
+    trainer = make_trainer(num_training_batches=6, **settings)
+    monkeypatch.setattr(trainer, "validation", worse_each_time(trainer))
+    steps = []
+    for _ in range(3):
+        trainer.train()
+        steps.append(trainer.step)
+    assert steps == [4, 6, 9]  # stopped early, at the end of the round, stopped early
+    assert [trainer.validations_without_gain, trainer.stopped_early] == [3, True]
+
+    settings["output_dir"] = trainer.output_dir.with_name("resumed")
+    first = make_trainer(num_training_batches=3, **settings)
+    monkeypatch.setattr(first, "validation", worse_each_time(first))
+    first.train()  # to batch 3, two validations without gain
+    second = make_trainer("resume", num_training_batches=10, **settings)
+    monkeypatch.setattr(second, "validation", worse_each_time(second))
+    second.train()
+    assert second.step == 4
+
+
+def test_what_training_returns_does_not_change_afterwards(make_trainer):
+    trainer = make_trainer(num_training_batches=2)
+    first = trainer.train()
+    trainer.train()
+    assert [len(record) for record in first.values()] == [2, 1, 1, 1]
 
 
 def test_a_loss_that_is_no_number_stops_training_and_says_so(make_trainer):
