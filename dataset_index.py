@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import os
+import shlex
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -191,7 +192,7 @@ def _split_files(config, split: str) -> tuple[dict[int, Path], list[str]]:
     sessions = list(config.dataset.sessions)
     how_to = (
         f"Download the data with `python download_data.py`, simulate some with `python synthetic_data.py "
-        f"--output_dir {root}`, or say where they lie with --data_dir (dataset.dataset_dir)."
+        f"--output_dir {shlex.quote(str(root))}`, or say where they lie with --data_dir (dataset.dataset_dir)."
     )
     if not root.is_dir():
         return {}, [f"There is no data set directory {root}. {how_to}"]

@@ -372,7 +372,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status, 2 for whatever the user can put right."""
+    """Run the command; returns the exit status: 2 for what the user can put right, 130 for Ctrl-C."""
     options = vars(parse_arguments(arguments))
     log_to_terminal()
     mixed_precision = not options.pop("disable_mixed_precision")
@@ -381,6 +381,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:  # the project's own errors are ValueErrors
         print(f"evaluate_model.py: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("evaluate_model.py: interrupted", file=sys.stderr)
+        return 130
     print(format_results(results))
     return 0
 

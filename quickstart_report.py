@@ -4,6 +4,7 @@ python quickstart_report.py trained_models/quickstart data/quickstart
 """
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def report(run: Path, data: Path) -> str:
         lines.append(f"{true:>29} -> {decoded:<9}{entry['count']:>6}")
     lines.append("")
     lines += [f"{name:<18} {run / place}" for name, place in FILES if (run / place).exists()]
-    lines.append(f"to look at it:     tensorboard --logdir {run / 'tensorboard'}")
+    lines.append(f"to look at it:     tensorboard --logdir {shlex.quote(str(run / 'tensorboard'))}")
     return "\n".join(lines)
 
 

@@ -4,10 +4,11 @@ python train_model.py                                        # rnn_args.yaml bes
 python train_model.py --config_path rnn_args_quickstart.yaml
 python train_model.py --batch_size 16 --num_batches 50000 --output_dir trained_models/mine
 python train_model.py --set lr_max=0.002 adversarial.grl_lambda=0.1
-python train_model.py --resume                               # go on after an interruption
+python train_model.py ... --resume                           # after an interruption: the same command, and --resume
 """
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -55,6 +56,15 @@ def overrides(options: argparse.Namespace) -> list[str]:
 def main(arguments: list[str] | None = None) -> int:
     """Parse, check, train, say where the results are. Returns the exit code."""
     options = parse_arguments(arguments)
+    try:
+        return train(options)
+    except KeyboardInterrupt:
+        print("interrupted before the training began", file=sys.stderr)
+        return 130
+
+
+def train(options: argparse.Namespace) -> int:
+    """What `main` does after parsing."""
     from config import load_config
     from rnn_trainer import BrainToTextDecoder_Trainer, TrainingDiverged
     from run_directory import check_vacant
@@ -70,18 +80,20 @@ def main(arguments: list[str] | None = None) -> int:
         if trainer.stopped_early:
             print(f"{config.output_dir}: stopped early already; for more, raise early_stopping_val_steps")
             return 0
-        trainer.train()
+        try:
+            trainer.train()
+        except KeyboardInterrupt:
+            instead = " in place of --overwrite" if options.overwrite else ""
+            print(f"interrupted; go on with the same command and --resume{instead}", file=sys.stderr)
+            return 130
     except (ValueError, OSError, TrainingDiverged) as error:
         print(error, file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted; go on with the same command and --resume", file=sys.stderr)
-        return 130
     folder = trainer.checkpoint_dir
     model_path = folder.parent if folder.name == "checkpoint" else folder
     print(
         f"checkpoints:  {folder}\nlog:          {trainer.output_dir / 'training_log'}\n"
-        f"evaluate:     python evaluate_model.py --model_path {model_path} --eval_type val"
+        f"evaluate:     python evaluate_model.py --model_path {shlex.quote(str(model_path))} --eval_type val"
     )
     return 0
 

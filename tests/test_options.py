@@ -5,6 +5,8 @@ Here are those whose effect shows in a training; the options of a single module 
 
 import math
 import re
+import shlex
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -436,7 +438,8 @@ def test_checkpoints_go_elsewhere_are_resumed_from_there_and_evaluated(train, tm
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"training_log"}
     assert train("--resume", "--num_batches", 5, checkpoint_dir=elsewhere) == 0
     assert load_checkpoint(elsewhere / "last_checkpoint")["step"] == 5
-    model_path = re.findall(r"evaluate_model.py --model_path (.*) --eval_type", capsys.readouterr().out)[-1]
+    command = re.findall(r"evaluate: .*evaluate_model.py (.*)", capsys.readouterr().out)[-1]
+    model_path = evaluate_model.parse_arguments(shlex.split(command)).model_path  # as a shell reads it
     assert evaluate_model.evaluation(model_path, output_dir=tmp_path / "results", device="cpu")["n_trials"] == 10
 
 
@@ -543,6 +546,40 @@ def test_device_is_the_one_asked_for(make_trainer, tmp_path, monkeypatch, capsys
     monkeypatch.setattr(backend, "tpu_attached", lambda: True)  # it would be chosen
     assert module.main([*arguments, "--device", "cpu"]) == 0
     assert "device cpu (as asked for)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [(), ("--overwrite",)])
+def test_ctrl_c_in_training_ends_it_in_a_line_that_says_how_to_go_on(train, monkeypatch, capsys, options):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(BrainToTextDecoder_Trainer, "train_step", stop)
+    assert train(*options) == 130
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == "interrupted; go on with the same command and --resume" + " in place of --overwrite" * len(options)
+
+
+@pytest.mark.parametrize("place", ["rnn_trainer", "rnn_trainer.index_splits"])
+def test_ctrl_c_while_importing_or_reading_data_ends_it_in_a_line(train, monkeypatch, capsys, place):
+    class Module:
+        def __getattr__(self, _):
+            raise KeyboardInterrupt
+
+    if place == "rnn_trainer":
+        monkeypatch.setitem(sys.modules, place, Module())
+    else:
+        monkeypatch.setattr(place, lambda *_, **__: Module().any)
+    assert train() == 130
+    assert capsys.readouterr().err == "interrupted before the training began\n"
+
+
+def test_ctrl_c_in_an_evaluation_ends_it_in_a_line(monkeypatch, capsys):
+    def stop(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluate_model, "evaluation", stop)
+    assert evaluate_model.main([]) == 130
+    assert capsys.readouterr().err == "evaluate_model.py: interrupted\n"
 
 
 def test_a_directory_that_cannot_be_made_is_said_without_a_traceback(train, tmp_path, capsys):
