@@ -33,7 +33,7 @@ from data_augmentations import transform_data
 from dataset import EvalBatches, TrainBatches, batch_shapes, make_loader
 from dataset_index import LISTED_AS_BAD, Trial, index_splits
 from evaluate_model_helpers import phonemes_to_text
-from inference import batch_logits
+from inference import batch_logits, inference_batch
 from loss import adversarial_ramp, trial_losses
 from optimizer import learning_rates, make_optimizer, set_learning_rates
 from rnn_model import build_model
@@ -481,12 +481,10 @@ class BrainToTextDecoder_Trainer:
             n_time_steps: (B,) valid bins.
         Returns:
             (B, P, C) float32 on the CPU; frames beyond output_lengths(n_time_steps) mean nothing.
+        Raises:
+            ValueError: naming everything that does not fit, by trial, and what is possible.
         """
-        batch = {
-            "features": torch.as_tensor(features, dtype=torch.float32),
-            "n_time_steps": torch.as_tensor(n_time_steps, dtype=torch.int64),
-            "day_indices": torch.as_tensor(day_indices, dtype=torch.int64),
-        }
+        batch = inference_batch(features, day_indices, n_time_steps, self.config)
         return next(batch_logits(self.model, [batch], self.config, self.backend)).logits.float().cpu()
 
 

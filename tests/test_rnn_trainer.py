@@ -226,6 +226,27 @@ def test_inference_gives_the_logits_of_validation(make_trainer):
         torch.testing.assert_close(logits[row, :frames], torch.from_numpy(expected[trial_id]), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("shape", "days", "lengths", "problems"),
+    [
+        ((2, 30, 8), [1, 0], [0, 31], ["n_time_steps of trial 0 is 0; possible are 1 to 30", "of trial 1 is 31;"]),
+        ((2, 30, 8), [-1, 3], [30, 1], ["day_indices of trial 0 is -1; possible are 0 to 2 (t15.2030.01.06", "is 3;"]),
+        ((1, 30, 9), [5], [99], ["9 features a time bin; the model takes 8", "n_time_steps", "day_indices"]),
+        ((2, 30, 8), [1], 30, ["n_time_steps is (); it must be (2,)", "day_indices is (1,); it must be (2,)"]),
+        ((30, 8), [1], [30], ["features is (30, 8); it must be (trials, time bins, 8 features)"]),
+        ((1, 13, 8), [1], [13], ["13 time bins; one patch takes 14"]),
+        ((0, 30, 8), [], [], ["no trial"]),
+    ],
+)
+def test_inference_names_everything_that_does_not_fit(make_trainer, shape, days, lengths, problems):
+    trainer = make_trainer()
+    with pytest.raises(ValueError, match="inference is not possible") as caught:
+        trainer.inference(torch.zeros(shape), days, lengths)
+    assert len(str(caught.value).splitlines()) == 1 + len(problems)
+    assert all(problem in str(caught.value) for problem in problems)
+    assert trainer.inference(torch.zeros(2, 30, 8), [0, 2], [1, 30]).shape == (2, 5, 41)
+
+
 def test_an_existing_output_directory_is_kept_and_a_numbered_one_taken(make_trainer, tmp_path):
     first, second, third = make_trainer(), make_trainer(), make_trainer()
     assert [t.output_dir for t in (first, second, third)] == [tmp_path / n for n in ("run", "run_2", "run_3")]
