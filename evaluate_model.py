@@ -2,7 +2,7 @@
 
     python evaluate_model.py                                          # the model of rnn_args.yaml, on val
     python evaluate_model.py --model_path trained_models/quickstart   # a run's directory or a checkpoint file
-    python evaluate_model.py --model_path D --eval_type test          # writes submission_test.csv
+    python evaluate_model.py --model_path D --eval_type test          # writes submission_test.csv, of phonemes for now
 
 The checkpoint carries its model, sessions and preprocessing, and these are used whatever the configuration
 says. Results lie in the run's directory, or in --output_dir where that is read-only.

@@ -64,7 +64,7 @@ class BrainToTextDecoder_Trainer:
         device: 'cpu', 'cuda' or 'xla'; None to choose.
         existing: what to do with an output directory that holds a run. 'keep': write into the next free
             numbered directory, and say so. 'resume': go on from its latest checkpoint, or from the start if it
-            has none. 'overwrite': remove it, after everything was checked.
+            has none. 'overwrite': remove it, but for checkpoints that you named, after everything was checked.
 
     Raises:
         ConfigError, DataError, BackendError, CheckpointError: all of them ValueErrors that say what to do.

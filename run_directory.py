@@ -57,7 +57,10 @@ def checkpoint_files(directory: str | Path) -> list[Path]:
 
 
 def remove_run(output_dir: str | Path, checkpoint_dir: str | Path) -> None:
-    """Remove what an earlier run wrote, evaluations of its checkpoints included; other files stay."""
+    """Remove what an earlier run wrote, evaluations of its checkpoints included.
+
+    Other files stay, checkpoints that a script named itself among them.
+    """
     output_dir = Path(output_dir)
     checkpoints = checkpoint_files(output_dir / "checkpoint") + checkpoint_files(checkpoint_dir)
     evaluations = [path for pattern in EVALUATION_PATTERNS for path in output_dir.glob(pattern)]

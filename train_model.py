@@ -33,7 +33,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--device", choices=("cpu", "cuda", "xla"), help="default: a TPU if there is one, else CUDA, else CPU"
     )
     parser.add_argument("--resume", action="store_true", help="go on from the output directory's latest checkpoint")
-    parser.add_argument("--overwrite", action="store_true", help="remove an earlier run in the output directory")
+    parser.add_argument(
+        "--overwrite", action="store_true",
+        help="remove an earlier run in the output directory; checkpoints that a script named itself stay",
+    )  # fmt: skip
     parser.add_argument(
         "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
         help="any settings, e.g. dataset.batch_size=16; may be repeated",
