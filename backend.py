@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,7 @@ class Backend:
         self.rank, self.world_size = self.accelerator.process_index, self.accelerator.num_processes
         self.is_main = self.accelerator.is_main_process
         self.amp = use_amp and self._has_bf16()
+        self.watch = XlaWatch() if self.kind == "xla" else None
         self.description = f"device {self.device} ({reason}), {'bf16 matmuls' if self.amp else 'float32'}"
 
     def _gpu_index(self, gpu_number: int | str) -> int:
@@ -125,6 +126,8 @@ class Backend:
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         """The model wrapped for the processes there are, and the optimiser that goes with it."""
+        if self.kind == "xla":
+            return model, optimizer  # gradients are exchanged in `clip_gradients`, once an optimiser step
         return self.accelerator.prepare(model, optimizer)
 
     def gradients_stay_local(self, model: torch.nn.Module, local: bool) -> contextlib.AbstractContextManager:
@@ -137,8 +140,23 @@ class Backend:
         self.accelerator.backward(loss)
 
     def clip_gradients(self, parameters: list[torch.nn.Parameter], max_norm: float) -> torch.Tensor:
-        """Scale the gradients down to a total norm of max_norm (0: leave them); returns the norm before."""
-        return self.accelerator.clip_grad_norm_(parameters, max_norm or float("inf"))
+        """Scale the gradients down to a total norm of max_norm (0: leave them); returns the norm before.
+
+        On XLA the gradients are averaged over the processes first.
+        """
+        if self.kind != "xla":
+            return self.accelerator.clip_grad_norm_(parameters, max_norm or float("inf"))
+        import torch_xla.core.xla_model as xm
+
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if self.world_size > 1:
+            xm.all_reduce(xm.REDUCE_SUM, gradients, scale=1 / self.world_size)
+        norm = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
+        if max_norm:
+            factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # torch's own, without its wait for the device
+            for gradient in gradients:
+                gradient.mul_(factor.to(gradient.dtype))
+        return norm
 
     def seed(self, *entropy: int) -> None:
         """Seed every device's random numbers from a tuple of integers, the rank included by the caller.
@@ -164,10 +182,30 @@ class Backend:
             return None
         return torch.Generator(self.device).manual_seed(self.fold_seed(*entropy))
 
-    def to_device(self, batches: Iterable[dict[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:
-        """The batches on the device; on CUDA the copy of pinned memory overlaps with computing."""
-        for batch in batches:
-            yield {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+    def to_device(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The batch on the device; on CUDA the copy of pinned memory overlaps with computing."""
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+
+    def scalar(self, value: float) -> torch.Tensor:
+        """(1,) float32 on the device, for a number that changes from step to step.
+
+        XLA compiles a Python number that is exactly 0 or 1 into the program, and so would compile it anew.
+        """
+        return torch.tensor([value], dtype=torch.float32).to(self.device)
+
+    def end_program(self, name: str, batch: dict[str, torch.Tensor] | None = None) -> None:
+        """On XLA: run what was asked for since the last call, as one program; elsewhere it ran already.
+
+        Args:
+            name: of the program, in words: 'training step'.
+            batch: whose shapes the program depends on. A second compilation for the same shapes is warned of.
+        """
+        if self.kind == "xla":
+            self.watch.end_program(name, None if batch is None else tuple(batch["features"].shape))
+
+    def program_counts(self) -> dict[str, float]:
+        """On XLA what `XlaWatch` counts, under names for the trackers; nothing elsewhere."""
+        return {f"xla/{name}": count for name, count in self.watch.counts().items()} if self.watch else {}
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Elementwise sum of a tensor over the processes."""
@@ -200,9 +238,75 @@ class Backend:
         self.accelerator.end_training()
 
 
+class XlaWatch:
+    """Counts what makes an XLA step slow, and says in words when a program is compiled that should not be.
+
+    A training step is one program a length to which trials are padded. Its first use compiles it, for minutes on a
+    TPU; a later compilation means that a shape or a constant changed without need.
+    """
+
+    def __init__(self) -> None:
+        import torch_xla
+        import torch_xla.debug.metrics as metrics
+
+        self._sync, self._metrics = torch_xla.sync, metrics
+        self._known: set[tuple[str, tuple[int, ...] | None]] = set()
+
+    def counts(self) -> dict[str, int]:
+        """Since the process began: programs compiled and run, transfers from the device, operations on the host."""
+        counter, metric = self._metrics.counter_value, self._metrics.metric_data
+        fallbacks = [name for name in self._metrics.counter_names() if name.startswith("aten::")]
+        return {
+            "compilations": counter("UncachedCompile") or 0,
+            "executions": (metric("ExecuteTime") or [0])[0],
+            "transfers_from_device": (metric("TransferFromDeviceTime") or [0])[0],
+            "host_fallbacks": sum(counter(name) for name in fallbacks),
+        }
+
+    def end_program(self, name: str, shape: tuple[int, ...] | None) -> None:
+        """Run what is pending as the program `name` for features (B, T, F) of `shape`."""
+        before, start = self._metrics.counter_value("UncachedCompile") or 0, time.perf_counter()
+        self._sync()
+        compiled = (self._metrics.counter_value("UncachedCompile") or 0) - before
+        of_shape = "" if shape is None else f" for {shape[0]} trials of {shape[1]} bins"
+        if compiled and (name, shape) in self._known:
+            logger.warning(
+                "the %s%s was compiled again, which takes time and should not be: something in it changed its shape "
+                "or became a constant",
+                name, of_shape,
+            )  # fmt: skip
+        elif compiled:
+            logger.info("compiled the %s%s in %.1f s", name, of_shape, time.perf_counter() - start)
+        self._known.add((name, shape))
+
+
+def _prepare_xla() -> None:
+    """Choose XLA's device and precision, before anything runs on it.
+
+    Raises:
+        BackendError: where a variable of the environment would round the weights themselves to bf16.
+    """
+    rounding = [name for name in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16") if os.environ.get(name, "0") not in ("", "0")]
+    if rounding:
+        raise BackendError(
+            f"{rounding[0]} is set: it turns weights and optimiser state into bf16, where small updates vanish. Unset "
+            "it, and have mixed_precision: 'no' in the Accelerate file; use_amp: true is bf16 where it does no harm"
+        )
+    if "PJRT_DEVICE" not in os.environ and not tpu_attached():
+        os.environ["PJRT_DEVICE"] = "CPU"
+    import torch_xla.backends
+
+    # Of float32 products only: a TPU rounds their factors to bf16 otherwise. bf16 products are not touched.
+    if torch_xla.backends.get_mat_mul_precision() != "highest":
+        logging.getLogger("torch_xla.backends").setLevel(logging.ERROR)  # not to be set twice, it warns the first time
+        torch_xla.backends.set_mat_mul_precision("highest")
+
+
 def _make_accelerator(kind: str, log_with: str, output_dir: str | Path | None) -> Any:
     if kind != "xla" and "accelerate" not in sys.modules:
         os.environ["USE_TORCH_XLA"] = "0"  # read once, when Accelerate is imported
+    if kind == "xla":
+        _prepare_xla()
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.tracking import get_available_trackers

@@ -35,9 +35,18 @@ def save_checkpoint(state: dict[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with replacing(path) as file:
-            torch.save(state, file)
+            torch.save(_on_cpu(state), file)
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"{path}: not written ({error}); an earlier file of that name is untouched") from error
+
+
+def _on_cpu(value: Any) -> Any:
+    """The same with every tensor on the CPU, so that any machine can read it."""
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {key: _on_cpu(item) for key, item in value.items()}
+    return type(value)(map(_on_cpu, value)) if isinstance(value, list | tuple) else value
 
 
 @contextlib.contextmanager

@@ -53,6 +53,10 @@ def ctc_loss(
     with torch.autocast(device_type=logits.device.type, enabled=False):
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
         log_probs = logits.to(dtype).log_softmax(-1).transpose(0, 1)
+        if logits.device.type == "xla":
+            import xla_ops  # F.ctc_loss would leave the device, four times a step
+
+            return xla_ops.ctc_loss(log_probs, labels, logit_lengths, label_lengths)
         return F.ctc_loss(log_probs, labels, logit_lengths, label_lengths, blank=BLANK, reduction="none")
 
 
@@ -70,5 +74,9 @@ def greedy_collapse(frames: Sequence[int] | np.ndarray) -> list[int]:
 
 def greedy_decode(logits: torch.Tensor, logit_lengths: torch.Tensor) -> list[list[int]]:
     """Best path of each trial, collapsed. logits (B, P, C), logit_lengths (B,) -> B lists of classes."""
-    best = logits.argmax(-1).cpu().numpy()
-    return [greedy_collapse(path[:length]) for path, length in zip(best, logit_lengths.cpu().tolist(), strict=True)]
+    return collapse_paths(logits.argmax(-1), logit_lengths)
+
+
+def collapse_paths(paths: torch.Tensor, lengths: torch.Tensor) -> list[list[int]]:
+    """Each trial's path of classes, collapsed. paths (B, P), lengths (B,) -> B lists of classes."""
+    return [greedy_collapse(path[:length]) for path, length in zip(paths.cpu().numpy(), lengths.tolist(), strict=True)]

@@ -35,7 +35,7 @@ def batch_logits(
     """
     model.eval()
     dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
-    for batch in backend.to_device(batches):
+    for batch in map(backend.to_device, batches):
         with torch.no_grad(), backend.autocast():
             features, n_time_steps = transform_data(
                 batch["features"].to(dtype), batch["n_time_steps"], config.dataset.data_transforms, training=False

@@ -52,24 +52,23 @@ def trial_losses(
     adversarial = config.adversarial
     lengths = output_lengths(n_time_steps, config.model.patch_size, config.model.patch_stride)
     if not adversarial.enabled:
-        clean_logits, noise = model(features, day_indices, mode="denoise")
+        clean_logits, noise_power = model(features, day_indices, mode="train_clean")
         clean = ctc_loss(clean_logits, labels, lengths, label_lengths)
-        noise_l2 = mean_square(noise, lengths)
         noisy = torch.zeros_like(clean)
     else:
-        clean_logits, noisy_logits, noise = model(
-            features, day_indices, mode="full", grl_lambda=ramp * adversarial.grl_lambda
+        clean_logits, noisy_logits, noise_power = model(
+            features, day_indices, mode="train", grl_lambda=ramp * adversarial.grl_lambda
         )
-        clean = ctc_loss(clean_logits, labels, lengths, label_lengths)
-        noisy = ctc_loss(noisy_logits, labels, lengths, label_lengths)
-        noise_l2 = mean_square(noise, lengths)
+        # Both branches in one call: on XLA that is one loop over time in place of two.
+        clean, noisy = ctc_loss(
+            torch.cat([clean_logits, noisy_logits]), labels.repeat(2, 1), lengths.repeat(2), label_lengths.repeat(2)
+        ).chunk(2)
+    noise_l2 = mean_over_valid(noise_power, lengths)
     total = clean + ramp * adversarial.noisy_loss_weight * noisy + adversarial.noise_l2_weight * noise_l2
     return TrialLosses(total, clean, noisy, noise_l2)
 
 
-def mean_square(noise: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Mean square of each trial's noise over its valid patches. noise (B, P, W), lengths (B,) -> (B,)."""
-    dtype = torch.float64 if noise.dtype == torch.float64 else torch.float32
-    valid = torch.arange(noise.shape[1], device=noise.device) < lengths[:, None]
-    per_patch = noise.to(dtype).square().mean(-1)
-    return (per_patch * valid).sum(1) / lengths.clamp(min=1)
+def mean_over_valid(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Mean of each trial's values over its valid frames. values (B, P), lengths (B,) -> (B,)."""
+    valid = torch.arange(values.shape[1], device=values.device) < lengths[:, None]
+    return (values * valid).sum(1) / lengths.clamp(min=1)

@@ -22,7 +22,8 @@ class DayAdamW(torch.optim.AdamW):
     zero throughout (absent from the batch, or there in zero-weight padding trials only) gets no update: no
     step of its moments, no weight decay, no step count. Its state: `step` (D,) float32, `exp_avg` and
     `exp_avg_sq` as the tensor. A NaN in a gradient counts as present, so that a divergence is not hidden. All
-    other groups are torch's own.
+    other groups are torch's own, but for those with `capturable: True` (on XLA): their parameters share one step
+    count, from which the corrections are computed once, and not with torch's loss of digits.
 
     Nothing here waits for the device, and shapes are constant. The learning rate is a float or a tensor of
     one element.
@@ -53,7 +54,7 @@ class DayAdamW(torch.optim.AdamW):
         all_groups = self.param_groups
         # torch's own step sees the plain groups only, with whichever implementation they ask for (fused,
         # capturable).
-        self.param_groups = [group for group in all_groups if not group["per_day"]]
+        self.param_groups = [group for group in all_groups if not group["per_day"] and not group["capturable"]]
         try:
             super().step()
         finally:
@@ -63,7 +64,46 @@ class DayAdamW(torch.optim.AdamW):
                 for param in group["params"]:
                     if param.grad is not None:
                         self._step_days(param, group)
+            elif group["capturable"] and group["params"]:
+                self._step_together(group)
         return loss
+
+    def create_state(self) -> None:
+        """Creates every parameter's state, as its first step would: on XLA that step is then no other program."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                steps = torch.zeros(param.shape[0], device=param.device) if group["per_day"] else torch.zeros(())
+                self.state[param] = {
+                    "step": steps,
+                    "exp_avg": torch.zeros_like(param),
+                    "exp_avg_sq": torch.zeros_like(param),
+                }
+            self._share_steps(group)
+
+    def _share_steps(self, group: dict) -> None:
+        """Makes the step counts of a capturable group one tensor."""
+        states = [self.state[param] for param in group["params"] if param in self.state]
+        if states and group["capturable"] and not group["per_day"]:
+            # As one element of an axis: XLA takes two numbers of the same value, of two groups, for one.
+            count = states[0]["step"].cpu().reshape(1).to(group["params"][0].device).reshape(())
+            for state in states:
+                state["step"] = count
+
+    def _step_together(self, group: dict) -> None:
+        """Updates the parameters of a capturable group, all of which have gradients and state, in place."""
+        beta0, beta1 = group["betas"]
+        first = group["params"][0]
+        steps = self.state[first]["step"].add_(1)
+        counts = steps.to(torch.promote_types(first.dtype, torch.float32)).reshape(1)
+        lr = group["lr"].to(counts.dtype)
+        step_size, root_correction = lr / _bias_correction(beta0, counts), _bias_correction(beta1, counts).sqrt()
+        decay = 1 - lr * group["weight_decay"]
+        for param in group["params"]:
+            state, grad = self.state[param], param.grad
+            exp_avg = state["exp_avg"].mul_(beta0).add_(grad, alpha=1 - beta0)
+            exp_avg_sq = state["exp_avg_sq"].mul_(beta1).addcmul_(grad, grad, value=1 - beta1)
+            denominator = exp_avg_sq.sqrt().div_(root_correction).add_(group["eps"])
+            param.mul_(decay).sub_(exp_avg.div(denominator).mul_(step_size))
 
     def _step_days(self, param: torch.Tensor, group: dict) -> None:
         """Updates the present days of param (D, ...) in place.
@@ -113,6 +153,11 @@ class DayAdamW(torch.optim.AdamW):
         if len(saved) == len(self.param_groups):  # if not, torch says so
             merged = [_keep_implementation(old, new) for old, new in zip(self.param_groups, saved, strict=True)]
             state_dict = {**state_dict, "param_groups": merged}
+            for group in merged:
+                together = group["params"] if group["capturable"] and not group["per_day"] else []
+                states = [state_dict["state"][i] for i in together if i in state_dict["state"]]
+                if len({float(state["step"]) for state in states}) > 1:
+                    raise ValueError(f"DayAdamW: the parameters of group {group.get('name')!r} differ in their steps")
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             on_device = group["per_day"] or group["fused"] or group["capturable"]
@@ -121,6 +166,7 @@ class DayAdamW(torch.optim.AdamW):
                 if "step" in state:
                     device = param.device if on_device else "cpu"
                     state["step"] = state["step"].to(device=device, dtype=torch.float32)
+            self._share_steps(group)
 
 
 def _bias_correction(beta: float, counts: torch.Tensor) -> torch.Tensor:
@@ -184,8 +230,10 @@ def make_optimizer(model: torch.nn.Module, config, device: torch.device | str) -
             f"{device.type}; move the model first"
         )
 
+    dtype = next((p.dtype for params in groups.values() for p in params), torch.float32)
+
     def rate(value: float):
-        return torch.tensor([value]).to(device) if device.type == "xla" else value
+        return torch.tensor([value], dtype=dtype).to(device) if device.type == "xla" else value
 
     per_group = [
         {"name": "bias", "lr": rate(config.lr_max), "weight_decay": 0.0},
@@ -197,13 +245,16 @@ def make_optimizer(model: torch.nn.Module, config, device: torch.device | str) -
         },
         {"name": "other", "lr": rate(config.lr_max), "weight_decay": config.weight_decay},
     ]
-    return DayAdamW(
+    optimizer = DayAdamW(
         [{**settings, "params": groups[settings["name"]]} for settings in per_group],
         betas=(config.beta0, config.beta1),
         eps=config.epsilon,
         fused=device.type in ("cpu", "cuda") or None,
         capturable=device.type == "xla",
     )
+    if device.type == "xla":
+        optimizer.create_state()
+    return optimizer
 
 
 def schedule(step: int, kind: str, lr_max: float, lr_min: float, decay_steps: int, warmup_steps: int) -> float:
@@ -247,7 +298,7 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, step: int, config) -> l
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         if isinstance(group["lr"], torch.Tensor):
             # A copy from the host, not fill_: a fill with exactly 0 or 1 would be another graph on XLA.
-            group["lr"].copy_(torch.tensor([rate]).reshape(group["lr"].shape))
+            group["lr"].copy_(torch.tensor([rate], dtype=group["lr"].dtype).reshape(group["lr"].shape))
         else:
             group["lr"] = rate
     return rates

@@ -1,23 +1,60 @@
 """The GRU layer of every model here: torch.nn.GRU's parameters, one learnable start state, consistent dtypes.
 
-A module of its own so that another implementation can be chosen by device without the models knowing.
+Which implementation runs depends on the device: torch's own on CPU and CUDA, xla_ops.py on XLA. The parameters are
+the same, under the same names, so that a checkpoint of one device is a checkpoint of every device.
+
+Axes: P output frames (patches), B trials, L layers, H hidden units, W width of the input, K width of its factors.
 """
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 # Not `torch.nn.GRU`: importing torch_xla replaces that name, process-wide, by a version that fails on CPU tensors.
 from torch.nn.modules.rnn import GRU as TorchGRU
 
 
+class Projection(NamedTuple):
+    """The signal hidden @ weight.T + bias, kept as its factors: hidden (P, B, K), weight (W, K), bias (W,).
+
+    Where K is much less than W, what follows is cheaper to compute from the factors than from the signal.
+    """
+
+    hidden: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+    def signal(self) -> torch.Tensor:
+        """(P, B, W)."""
+        return F.linear(self.hidden, self.weight, self.bias)
+
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "Projection":
+        """With `function` applied to each factor."""
+        return Projection(*(function(factor) for factor in self))
+
+    def negative(self) -> "Projection":
+        """Of the opposite sign."""
+        return Projection(self.hidden, -self.weight, -self.bias)
+
+    def mean_square(self) -> torch.Tensor:
+        """(P, B), the mean over W of the squared signal, at the price of a K x K matrix."""
+        hidden, weight, bias = self.hidden, self.weight, self.bias[:, None].to(self.weight.dtype)
+        squares = (torch.matmul(hidden, weight.t() @ weight) * hidden).sum(-1)
+        crossed = torch.matmul(hidden, (weight.t() @ bias).to(hidden.dtype))[..., 0]
+        return (squares + 2 * crossed + bias.square().sum()) / weight.shape[0]
+
+
 class GRU(nn.Module):
-    """Stacked unidirectional GRU over (B, P, input) with a learnable start state shared by its layers.
+    """Stacked unidirectional GRU over (P, B, W) with a learnable start state shared by its layers.
 
     Parameters are those of torch.nn.GRU, under its names (`weight_ih_l0`, ...). Input weights start as Xavier
     uniform, recurrent weights orthogonal (as in Card et al. 2024), biases as in torch.nn.GRU.
 
     Args:
-        input_size: width of the input.
+        input_size: W.
         hidden_size: H, units a layer.
         num_layers: L.
         dropout: between layers, in training only.
@@ -25,12 +62,11 @@ class GRU(nn.Module):
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int, dropout: float = 0.0) -> None:
         super().__init__()
-        self.hidden_size, self.num_layers = hidden_size, num_layers
+        self.hidden_size, self.num_layers, self.dropout = hidden_size, num_layers, dropout
         self.gru = TorchGRU(
             input_size,
             hidden_size,
             num_layers,
-            batch_first=True,
             dropout=dropout if num_layers > 1 else 0.0,  # torch warns of a dropout that acts on no layer
         )
         for name, parameter in self.gru.named_parameters():
@@ -40,20 +76,51 @@ class GRU(nn.Module):
                 nn.init.xavier_uniform_(parameter)
         self.h0 = nn.Parameter(nn.init.xavier_uniform_(torch.zeros(1, 1, hidden_size)))
 
-    def forward(self, x: torch.Tensor, state: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor | None, state: torch.Tensor | None = None, plus: Projection | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the layers from `state`, or from the learnable start state.
 
         Args:
-            x: (B, P, input).
+            x: (P, B, W); None where the input is `plus` alone.
             state: (L, B, H), the last states of the piece before; None at the start of a trial.
+            plus: a signal to be added to x; on XLA it is never formed.
         Returns:
-            outputs of the last layer (B, P, H) and the last state of every layer (L, B, H).
+            outputs of the last layer (P, B, H) and the last state of every layer (L, B, H).
         """
+        given = plus.hidden if x is None else x
         if state is None:
-            state = self.h0.expand(self.num_layers, x.shape[0], self.hidden_size).contiguous()
+            state = self.h0.expand(self.num_layers, given.shape[1], self.hidden_size).contiguous()
         # Input, state and weights must agree: autocast leaves a bf16 input beside float32 weights.
-        dtype = _compute_dtype(x, self.gru.weight_hh_l0)
+        dtype = _compute_dtype(given, self.gru.weight_hh_l0)
+        if given.device.type == "xla":
+            return self._run_on_xla(x, state, plus, dtype)
+        if plus is not None:
+            x = plus.signal() if x is None else x + plus.signal()
         return self.gru(x.to(dtype), state.to(dtype))
+
+    def _run_on_xla(
+        self, x: torch.Tensor | None, state: torch.Tensor, plus: Projection | None, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        import xla_ops
+
+        outputs, last_states = None, []
+        for layer in range(self.num_layers):
+            names = (f"{kind}_l{layer}" for kind in ("weight_ih", "bias_ih", "weight_hh", "bias_hh"))
+            weight_ih, bias_ih, weight_hh, bias_hh = (getattr(self.gru, name).to(dtype) for name in names)
+            if layer > 0:
+                x, plus = F.dropout(outputs, self.dropout, self.training), None
+            projected = None if x is None else xla_ops.linear(x.to(dtype), weight_ih, bias_ih)
+            if plus is not None:
+                # (hidden Wp' + bp) W' = hidden (W Wp)' + W bp: two small products in place of two wide ones.
+                hidden, weight, bias = (factor.to(dtype) for factor in plus)
+                moved_bias = torch.matmul(weight_ih, bias[:, None])[:, 0]
+                moved_bias = moved_bias + bias_ih if projected is None else moved_bias
+                moved = xla_ops.linear(hidden, torch.matmul(weight_ih, weight), moved_bias)
+                projected = moved if projected is None else projected + moved
+            outputs = xla_ops.gru_layer(projected, weight_hh, bias_hh, state[layer])
+            last_states.append(outputs[-1])
+        return outputs, torch.stack(last_states)
 
 
 def _compute_dtype(x: torch.Tensor, weight: torch.Tensor) -> torch.dtype:

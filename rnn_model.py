@@ -1,6 +1,6 @@
 """The decoder: a noise estimate is subtracted from the neural signal, and phonemes are read from what is left.
 
-    features (B, T, F) -> day layer -> patches (B, P, patch_size * F) = x
+    features (B, T, F) -> day layer -> patches (P, B, patch_size * F) = x
     noise  = NoiseModel(x)
     clean  = CleanSpeechModel(x - noise)                     phoneme logits: the decoder's output
     noisy  = NoisySpeechModel(reverse_gradient(noise))       training only
@@ -10,6 +10,7 @@ The NoisySpeechModel tries to read phonemes from the noise estimate. Behind a gr
 patches and the recurrent decoder follow Card et al., NEJM 2024.
 
 Axes: B trials, T time bins of 20 ms, F features, P patches, W = patch_size * F, H hidden units, C classes, D days.
+What goes in and comes out of the decoder has its trials first; inside, patches come first, as recurrences want them.
 """
 
 from typing import Any
@@ -19,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ctc import output_lengths
-from recurrent import GRU
+from recurrent import GRU, Projection
 
 States = tuple[torch.Tensor, ...]
 
@@ -78,18 +79,45 @@ class DayLayers(nn.Module):
 def make_patches(x: torch.Tensor, patch_size: int, patch_stride: int) -> torch.Tensor:
     """Each output frame sees patch_size bins, patch_stride bins after the one before.
 
-    Built from strided slices, since `unfold` leaves the device on XLA.
-
     Args:
         x: (B, T, F) with T >= patch_size.
     Returns:
-        (B, P, patch_size * F), the bins of a patch in order of time, each with its F features;
-        x itself where patch_size is 0.
+        (P, B, patch_size * F), the bins of a patch in order of time, each with its F features; (T, B, F), x
+        itself, where patch_size is 0.
     """
-    if patch_size == 0:
-        return x
-    span = (output_lengths(x.shape[1], patch_size, patch_stride) - 1) * patch_stride + 1
-    return torch.cat([x[:, i : i + span : patch_stride] for i in range(patch_size)], dim=-1)
+    x = x.transpose(0, 1)
+    return x if patch_size == 0 else _Patches.apply(x, patch_size, patch_stride)
+
+
+class _Patches(torch.autograd.Function):
+    """Slices of x (T, B, F), which is split by phase, so that a patch's bin k is row k // stride of phase k % stride.
+
+    `unfold` leaves the device on XLA; the gradient that autograd makes of 14 strided slices is 14 arrays as long as
+    the trial, where the one here adds up the few patches that share a bin.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, size: int, stride: int) -> torch.Tensor:
+        n_bins, n_trials, n_features = x.shape
+        n_patches, rows = output_lengths(n_bins, size, stride), -(-n_bins // stride)
+        if rows * stride != n_bins:
+            x = F.pad(x, (0, 0, 0, 0, 0, rows * stride - n_bins))
+        phases = x.reshape(rows, stride, n_trials, n_features)
+        ctx.sizes = n_bins, n_patches, rows, size, stride, n_features
+        return torch.cat([phases[k // stride : k // stride + n_patches, k % stride] for k in range(size)], -1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        n_bins, n_patches, rows, size, stride, n_features = ctx.sizes
+        wide, phases = torch.promote_types(grad.dtype, torch.float32), []
+        for phase in range(stride):
+            total = torch.zeros((), dtype=wide, device=grad.device)
+            for k in range(phase, size, stride):
+                before = k // stride
+                part = grad[..., k * n_features : (k + 1) * n_features]
+                total = total + F.pad(part, (0, 0, 0, 0, before, rows - n_patches - before)).to(wide)
+            phases.append(total.to(grad.dtype).expand(rows, *grad.shape[1:-1], n_features))
+        return torch.stack(phases, 1).reshape(rows * stride, -1, n_features)[:n_bins], None, None
 
 
 class NoiseModel(nn.Module):
@@ -112,10 +140,15 @@ class NoiseModel(nn.Module):
         if self.projection is not None:
             nn.init.xavier_uniform_(self.projection.weight)
 
-    def forward(self, x: torch.Tensor, state: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """x (B, P, W) -> noise (B, P, W), last states (L, B, H)."""
+    def forward(
+        self, x: torch.Tensor, state: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor | Projection, torch.Tensor]:
+        """x (P, B, W) -> noise (P, B, W), on XLA as its factors where there is a projection; last states (L, B, H)."""
         hidden, state = self.recurrent(x, state)
-        return (hidden if self.projection is None else self.projection(hidden)), state
+        if self.projection is None:
+            return hidden, state
+        noise = Projection(hidden, self.projection.weight, self.projection.bias)
+        return (noise if hidden.device.type == "xla" else noise.signal()), state
 
 
 class SpeechModel(nn.Module):
@@ -135,9 +168,11 @@ class SpeechModel(nn.Module):
         self.out = nn.Linear(n_units, n_classes)
         nn.init.xavier_uniform_(self.out.weight)
 
-    def forward(self, x: torch.Tensor, state: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """x (B, P, W) -> logits (B, P, C), last states (L, B, H)."""
-        hidden, state = self.recurrent(x, state)
+    def forward(
+        self, x: torch.Tensor | None, state: torch.Tensor | None = None, plus: Projection | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x (P, B, W), or plus, or their sum -> logits (P, B, C), last states (L, B, H)."""
+        hidden, state = self.recurrent(x, state, plus)
         return self.out(hidden), state
 
 
@@ -193,23 +228,25 @@ class TripleGRUDecoder(nn.Module):
         self.noisy_speech_model = NoisySpeechModel(width, n_units, noisy_n_layers, n_classes, rnn_dropout)
         self.gradient_reversal = GradientReversal()
 
-    def denoise(
-        self, x: torch.Tensor, day_idx: torch.Tensor, noise_state: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The patched signal, the noise estimate in it, and the NoiseModel's last states.
+    def denoise(self, x: torch.Tensor, day_idx: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The patched signal and the noise estimate in it, each (B, P, W); the denoised signal is their difference.
 
         Args:
             x: (B, T, F).
             day_idx: (B,) integers.
-        Returns:
-            signal (B, P, W), noise (B, P, W), states (L, B, H). The denoised signal is signal - noise.
         """
+        signal, noise, _ = self._estimate_noise(x, day_idx, None)
+        return signal.transpose(0, 1), _formed(noise).transpose(0, 1)
+
+    def _estimate_noise(
+        self, x: torch.Tensor, day_idx: torch.Tensor, state: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | Projection, torch.Tensor]:
+        """Signal (P, B, W), noise of that shape or its factors, last states of the NoiseModel."""
         signal = make_patches(self.day_layers(x, day_idx), self.patch_size, self.patch_stride)
         noise_input = signal
         if self.noise_day_layers is not None:
             noise_input = make_patches(self.noise_day_layers(x, day_idx), self.patch_size, self.patch_stride)
-        noise, noise_state = self.noise_model(noise_input, noise_state)
-        return signal, noise, noise_state
+        return signal, *self.noise_model(noise_input, state)
 
     def forward(
         self,
@@ -228,36 +265,61 @@ class TripleGRUDecoder(nn.Module):
         Args:
             x: (B, T, F), T >= patch_size.
             day_idx: (B,) integers, the trials' days.
-            mode: 'inference' and 'denoise' run the NoiseModel and the CleanSpeechModel; 'full' the
+            mode: 'inference' and 'train_clean' run the NoiseModel and the CleanSpeechModel; 'full' and 'train' the
                 NoisySpeechModel as well.
-            grl_lambda: strength of the gradient reversal, a number or a tensor of one element; in mode 'full'.
+            grl_lambda: strength of the gradient reversal, a number or a tensor of one element; in modes 'full'
+                and 'train'.
             states: what a call with return_state returned last, from the same mode.
-            return_state: return the last states too.
+            return_state: return the last states too, at the end of the tuple.
         Returns:
             mode 'inference': clean_logits (B, P, C), or (clean_logits, states).
-            mode 'denoise': (clean_logits, noise_output), or (clean_logits, noise_output, states).
-            mode 'full': (clean_logits, noisy_logits, noise_output), with noise_output (B, P, W), or
-            (clean_logits, noisy_logits, noise_output, states).
+            mode 'full': (clean_logits, noisy_logits, noise_output), with noise_output (B, P, W).
+            mode 'train': (clean_logits, noisy_logits, noise_power), where noise_power (B, P) is the mean over W of
+                the squared noise: what a loss needs, without the noise itself, which on XLA is then never formed.
+            mode 'train_clean': (clean_logits, noise_power).
         Raises:
             ValueError: for another mode, or fewer bins than one patch.
         """
-        if mode not in ("inference", "denoise", "full"):
-            raise ValueError(f"mode is 'inference', 'denoise' or 'full', not {mode!r}")
+        if mode not in ("inference", "full", "train", "train_clean"):
+            raise ValueError(f"mode is 'inference', 'full', 'train' or 'train_clean', not {mode!r}")
         if x.shape[1] < max(self.patch_size, 1):
             raise ValueError(f"{x.shape[1]} time bins are fewer than one patch of {self.patch_size}")
         noise_state, clean_state, noisy_state = (*(states or ()), None, None, None)[:3]
-        signal, noise, noise_state = self.denoise(x, day_idx, noise_state)
-        clean_logits, clean_state = self.clean_speech_model(signal - noise.to(signal.dtype), clean_state)
-        outputs, states = (clean_logits,), (noise_state, clean_state)
-        if mode == "denoise":
-            outputs = (clean_logits, noise)
-        elif mode == "full":
-            noisy_input = self.gradient_reversal(noise, grl_lambda)
-            noisy_logits, noisy_state = self.noisy_speech_model(noisy_input, noisy_state)
-            outputs, states = (clean_logits, noisy_logits, noise), (*states, noisy_state)
+        signal, noise, noise_state = self._estimate_noise(x, day_idx, noise_state)
+        if isinstance(noise, Projection):
+            clean_logits, clean_state = self.clean_speech_model(signal, clean_state, noise.negative())
+        else:
+            clean_logits, clean_state = self.clean_speech_model(signal - noise.to(signal.dtype), clean_state)
+        outputs, states = [clean_logits], [noise_state, clean_state]
+        if mode in ("full", "train"):
+            if isinstance(noise, Projection):
+                reversed_noise = noise.map(lambda factor: self.gradient_reversal(factor, grl_lambda))
+                noisy_logits, noisy_state = self.noisy_speech_model(None, noisy_state, reversed_noise)
+            else:
+                noisy_logits, noisy_state = self.noisy_speech_model(
+                    self.gradient_reversal(noise, grl_lambda), noisy_state
+                )
+            outputs.append(noisy_logits)
+            states.append(noisy_state)
+        if mode == "full":
+            outputs.append(_formed(noise))
+        elif mode != "inference":
+            outputs.append(_mean_square(noise))
+        outputs = [output.transpose(0, 1) for output in outputs]
         if return_state:
-            return (*outputs, states)
-        return outputs if len(outputs) > 1 else clean_logits
+            return (*outputs, tuple(states))
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
+
+
+def _formed(noise: torch.Tensor | Projection) -> torch.Tensor:
+    return noise.signal() if isinstance(noise, Projection) else noise
+
+
+def _mean_square(noise: torch.Tensor | Projection) -> torch.Tensor:
+    """(P, B), in float32 at least."""
+    if isinstance(noise, Projection):
+        return noise.mean_square()
+    return noise.to(torch.promote_types(noise.dtype, torch.float32)).square().mean(-1)
 
 
 def build_model(config: Any) -> TripleGRUDecoder:

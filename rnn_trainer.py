@@ -29,23 +29,20 @@ from checkpointing import (
     save_checkpoint,
 )
 from config import Config, check_config, save_config
-from data_augmentations import transform_data
 from dataset import EvalBatches, TrainBatches, batch_shapes, make_loader
 from dataset_index import LISTED_AS_BAD, Trial, index_splits
 from evaluate_model_helpers import phonemes_to_text
 from inference import batch_logits, inference_batch
-from loss import adversarial_ramp, trial_losses
-from optimizer import learning_rates, make_optimizer, set_learning_rates
+from loss import adversarial_ramp
+from optimizer import learning_rates, make_optimizer
 from rnn_model import build_model
 from run_directory import remove_run, take_free_directory
 from training_log import go_on_in_file, log_to_file, log_to_terminal, progress_bar, warnings_only
+from training_step import INITIALISATION, STEP_METRICS, TrainingStep
 from validation import picture_of_a_trial, save_validation, validate
 
 logger = logging.getLogger("b2txt")
 
-# Streams of random numbers, so that no two uses of (seed, step) draw the same.
-INITIALISATION, DROPOUT, AUGMENTATION = range(3)
-STEP_METRICS = ("loss", "clean_ctc", "noisy_ctc", "noise_l2", "gradient_norm")
 FIXED = ("adversarial.enabled", "dataset.feature_subset")  # with the model, what a resumed run cannot change
 BLANK_VALIDATIONS = 3  # so many validations with nothing but blanks are called a failure
 
@@ -113,8 +110,7 @@ class BrainToTextDecoder_Trainer:
         backend.seed(config.seed, INITIALISATION)
         self.model = build_model(config).to(backend.device)
         self.optimizer = make_optimizer(self.model, config, backend.device)
-        self.wrapped_model, self.wrapped_optimizer = backend.prepare(self.model, self.optimizer)
-        self.trained_parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.training_step = TrainingStep(self.model, self.optimizer, config, backend)
         self.step = 0  # optimiser steps done
         self.train_losses: list[float] = []
         self.val_losses: list[float] = []
@@ -190,7 +186,7 @@ class BrainToTextDecoder_Trainer:
             self.validations_without_gain = 0
         target = (self.step // config.num_training_batches + 1) * config.num_training_batches
         loader = make_loader(self.train_batches, config, start=self.step * accumulation, end=target * accumulation)
-        batches = self.backend.to_device(loader)
+        batches = iter(loader)
         self._interval_start, self._interval_step = time.perf_counter(), self.step
         with progress_bar(target, self.step) as self.bar:
             while self.step < target:
@@ -217,37 +213,8 @@ class BrainToTextDecoder_Trainer:
         return {name: list(getattr(self, name)) for name in ("train_losses", "val_losses", "val_PERs", "val_metrics")}
 
     def train_step(self, batches: list[dict[str, torch.Tensor]]) -> torch.Tensor:
-        """One optimiser step over its micro-batches, each on the device already.
-
-        Returns:
-            (5,) STEP_METRICS, on the device; losses are averages over the step's trials on this process.
-        """
-        config, backend = self.config, self.backend
-        self.wrapped_model.train()
-        set_learning_rates(self.optimizer, self.step, config)
-        ramp = torch.full((1,), adversarial_ramp(self.step, config.adversarial.warmup_steps), device=backend.device)
-        n_trials = sum(batch["weights"].sum() for batch in batches)
-        sums = torch.zeros(len(STEP_METRICS) - 1, device=backend.device)
-        for micro, batch in enumerate(batches):
-            generator = backend.generator(config.seed, AUGMENTATION, self.step, micro, backend.rank)
-            features, n_time_steps = transform_data(
-                batch["features"], batch["n_time_steps"], config.dataset.data_transforms, True, generator
-            )
-            backend.seed(config.seed, DROPOUT, self.step, micro, backend.rank)
-            with (
-                backend.gradients_stay_local(self.wrapped_model, micro < len(batches) - 1),
-                backend.autocast(),
-            ):
-                losses = trial_losses(
-                    self.wrapped_model, config, features, n_time_steps, batch["day_indices"],
-                    batch["labels"], batch["label_lengths"], ramp,
-                )  # fmt: skip
-                backend.backward((losses.total * batch["weights"]).sum() / n_trials)
-            sums += torch.stack([(part.detach() * batch["weights"]).sum() for part in losses])
-        norm = backend.clip_gradients(self.trained_parameters, config.grad_norm_clip_value)
-        self.wrapped_optimizer.step()
-        self.wrapped_optimizer.zero_grad(set_to_none=True)
-        return torch.cat([sums / n_trials, norm.detach().reshape(1).to(sums.dtype)])
+        """One optimiser step over its micro-batches, on the host; (5,) STEP_METRICS, on the device."""
+        return self.training_step(batches, self.step)
 
     def _fetch_losses(self) -> None:
         """Take the pending STEP_METRICS from the device.
@@ -257,7 +224,8 @@ class BrainToTextDecoder_Trainer:
         """
         if not self._pending:
             return
-        values = torch.stack(self._pending).cpu().numpy().astype(np.float64)
+        # One by one: on XLA to stack so many would be a program for each number of them.
+        values = torch.stack([metrics.cpu() for metrics in self._pending]).numpy().astype(np.float64)
         first = self.step - len(values)
         self._pending.clear()
         self.train_losses.extend(values[:, 0].tolist())
@@ -298,7 +266,8 @@ class BrainToTextDecoder_Trainer:
                 "train/grl_lambda": ramp * config.adversarial.grl_lambda,
                 "train/noisy_loss_weight": ramp * config.adversarial.noisy_loss_weight,
                 "train/trials_per_second": rate,
-            },
+            }
+            | self.backend.program_counts(),
             self.step,
         )
         logger.info(
@@ -420,7 +389,7 @@ class BrainToTextDecoder_Trainer:
             return path
         dataset = config.dataset
         state = {
-            "model_state_dict": {name: tensor.cpu() for name, tensor in self.model.state_dict().items()},
+            "model_state_dict": self.model.state_dict(),
             "optimizer_state_dict": self.optimizer.state_dict(),
             "scheduler_state_dict": {"step": self.step},
             "step": self.step,
@@ -460,6 +429,7 @@ class BrainToTextDecoder_Trainer:
         _check_same_run(state["config"], self.config.to_dict(), path)
         self.model.load_state_dict(state["model_state_dict"])
         self.optimizer.load_state_dict(state["optimizer_state_dict"])
+        self.backend.end_program("resumed state")
         self.step = state["step"]
         self.best_PER, self.best_loss, self.best_step = (state["best"][k] for k in ("PER", "loss", "step"))
         self.validations_without_gain = state["validations_without_gain"]

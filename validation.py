@@ -10,7 +10,7 @@ import torch
 
 from backend import Backend
 from checkpointing import replacing
-from ctc import ctc_loss, greedy_decode, output_lengths
+from ctc import collapse_paths, ctc_loss, output_lengths
 from dataset import EvalBatches
 from dataset_index import Trial
 from evaluate_model_helpers import count_errors, sum_errors, sum_errors_by
@@ -48,16 +48,18 @@ def validate(
     loss = 0.0
     for batch, features, logits, lengths in batch_logits(model, loader, config, backend):
         losses = ctc_loss(logits, batch["labels"], lengths, batch["label_lengths"])
-        loss += (losses * batch["weights"]).sum().item()
-        decoded = greedy_decode(logits, lengths)
+        batch_loss, paths = (losses * batch["weights"]).sum(), logits.argmax(-1)
+        backend.end_program("validation step", batch)
+        loss += batch_loss.cpu().item()  # on XLA .item() alone counts as an operation done on the host
+        decoded = collapse_paths(paths, lengths)
         for row, trial_id in enumerate(batch["trial_ids"].tolist()):
-            if trial_id < 0:  # it only fills the batch
-                continue
-            found[trial_id] = {"decoded": decoded[row]}
-            if return_logits:
-                found[trial_id]["logits"] = logits[row, : lengths[row]].float().cpu().numpy()
-            if return_data:
-                found[trial_id]["input_features"] = features[row, : batch["n_time_steps"][row]].cpu().numpy()
+            if trial_id >= 0:  # else it only fills the batch
+                found[trial_id] = {"decoded": decoded[row]}
+        # Cut on the host: on XLA each length would be a program.
+        if return_logits:
+            _keep(found, "logits", logits.float(), lengths, batch["trial_ids"])
+        if return_data:
+            _keep(found, "input_features", features, batch["n_time_steps"], batch["trial_ids"])
     order = sorted(found)
     decoded_trials = [trials[i] for i in order]
     decoded_seqs = [found[i]["decoded"] for i in order]
@@ -79,6 +81,16 @@ def validate(
         if order and name in found[order[0]]:
             metrics[name] = [found[i][name] for i in order]
     return metrics
+
+
+def _keep(
+    found: dict[int, dict[str, Any]], name: str, values: torch.Tensor, lengths: torch.Tensor, trial_ids: torch.Tensor
+) -> None:
+    """Put each trial's rows of values (B, length, ...) under `name` into what was found of it."""
+    rows = zip(values.cpu().numpy(), lengths.tolist(), trial_ids.tolist(), strict=True)
+    for row, length, trial_id in rows:
+        if trial_id >= 0:
+            found[trial_id][name] = row[:length].copy()
 
 
 def save_validation(metrics: dict[str, Any], directory: Path, step: int, save_metrics: bool) -> None:
@@ -122,11 +134,12 @@ def picture_of_a_trial(
     batch, features, logits, _ = next(
         batch_logits(model, [EvalBatches([trial], config, batch_size=1)[0]], config, backend)
     )
-    with torch.no_grad():
-        signal, noise, _ = model.denoise(features, batch["day_indices"])
+    with torch.no_grad(), backend.autocast():
+        signal, noise = model.denoise(features, batch["day_indices"])
+    backend.end_program("picture of a trial", batch)
     size, stride = config.model.patch_size, config.model.patch_stride
     length = output_lengths(trial.n_time_steps, size, stride)
-    signal, noise, logits = (x[0, :length].float().cpu().numpy() for x in (signal, noise, logits))
+    signal, noise, logits = (x.cpu()[0, :length].float().numpy() for x in (signal, noise, logits))
     title = f"{trial.session} block {trial.block_num} trial {trial.trial_num}, after batch {step}"
     picture = trial_figure(signal, noise, logits, trial.labels, title, size, stride)
     return picture, float(np.sqrt(np.mean(noise**2) / np.mean(signal**2)))

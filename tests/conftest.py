@@ -1,11 +1,24 @@
-"""Shared by all tests: the project's root on the path, Accelerate kept off XLA, and a tiny simulated data set."""
+"""Shared by all tests: the project's root on the path, and a tiny simulated data set.
+
+The tests in tests/xla need a process of their own, since torch_xla changes torch for all of it:
+    PJRT_DEVICE=CPU python -m pytest tests/xla
+All others run without torch_xla: where PJRT_DEVICE is not set, Accelerate is kept off XLA, and tests/xla is left out.
+"""
 
 import logging
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
-os.environ.setdefault("USE_TORCH_XLA", "0")  # before anything imports Accelerate
+if "PJRT_DEVICE" in os.environ and find_spec("torch_xla") is not None:
+    import accelerate  # noqa: F401  with XLA
+    import torch_xla
+
+    torch_xla.device()  # before any backward pass, which would break every later one on XLA
+else:
+    os.environ.setdefault("USE_TORCH_XLA", "0")  # before anything imports Accelerate
+    collect_ignore = ["xla"]
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -51,13 +64,14 @@ def simulated(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def make_trainer(simulated, tmp_path):
-    """Makes a trainer on the simulated data: make_trainer(existing="keep", **overrides of tiny.training_config)."""
+    """make_trainer(existing="keep", device="cpu", **overrides of tiny.training_config): one on the simulated data."""
     from tiny import training_config
 
     from rnn_trainer import BrainToTextDecoder_Trainer
 
-    def make(existing="keep", **overrides):
+    def make(existing="keep", device="cpu", **overrides):
         overrides = {"output_dir": tmp_path / "run"} | overrides
-        return BrainToTextDecoder_Trainer(training_config(simulated, **overrides), "cpu", existing)
+        return BrainToTextDecoder_Trainer(training_config(simulated, **overrides), device, existing)
 
+    make.data = simulated
     return make

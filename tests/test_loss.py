@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny import tiny_config
 
-from loss import adversarial_ramp, mean_square, trial_losses
+from loss import adversarial_ramp, mean_over_valid, trial_losses
 from rnn_model import build_model
 
 LABELS = torch.tensor([[3, 3, 7, 0], [40, 0, 0, 0], [5, 6, 5, 6]])
@@ -128,10 +128,10 @@ def test_padding_changes_neither_loss_nor_gradient():
 
 
 def test_the_noise_of_padding_is_not_counted():
-    noise = torch.ones(2, 5, 3)
-    noise[0, 2:] = 100.0
-    assert mean_square(noise, torch.tensor([2, 5])).tolist() == [1.0, 1.0]
-    assert mean_square(noise, torch.tensor([0, 5])).tolist() == [0.0, 1.0]
+    noise_power = torch.ones(2, 5)
+    noise_power[0, 2:] = 100.0
+    assert mean_over_valid(noise_power, torch.tensor([2, 5])).tolist() == [1.0, 1.0]
+    assert mean_over_valid(noise_power, torch.tensor([0, 5])).tolist() == [0.0, 1.0]
 
 
 def test_the_ramp_rises_to_one_over_the_warm_up():

@@ -45,7 +45,11 @@ def test_the_modes_return_what_they_say(day_layers, noise_units):
     assert clean.shape == noisy.shape == (3, frames, 41)
     assert noise.shape == (3, frames, 24)
     assert torch.equal(model(features, days, mode="inference"), clean)
-    assert all(torch.equal(a, b) for a, b in zip(model(features, days, mode="denoise"), (clean, noise), strict=True))
+    power = noise.square().mean(-1)
+    for outputs, expected in (("train", (clean, noisy, power)), ("train_clean", (clean, power))):
+        torch.testing.assert_close(model(features, days, mode=outputs), expected)
+    signal, again = model.denoise(features, days)
+    assert torch.equal(again, noise) and signal.shape == noise.shape
 
 
 def test_inference_never_runs_the_noisy_speech_model():
@@ -57,7 +61,7 @@ def test_inference_never_runs_the_noisy_speech_model():
 def test_an_unknown_mode_and_a_trial_shorter_than_a_patch_are_refused():
     model = tiny_model()
     with pytest.raises(ValueError, match="mode"):
-        model(*inputs(), mode="train")
+        model(*inputs(), mode="denoise")
     with pytest.raises(ValueError, match="fewer than one patch"):
         model(*inputs(n_bins=3))
 
@@ -72,15 +76,28 @@ def test_clean_model_reads_the_signal_minus_the_noise():
         noise, _ = model.noise_model(make_patches(noise_days(features, days), 4, 2))
         signal = make_patches(model.day_layers(features, days), 4, 2)
         expected, _ = model.clean_speech_model(signal - noise)
-        torch.testing.assert_close(model(features, days), expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(model(features, days), expected.transpose(0, 1), rtol=0, atol=1e-12)
 
 
 def test_patches_hold_their_bins_in_order_of_time():
     x = torch.arange(2 * 11 * 3).reshape(2, 11, 3).float()
     patches = make_patches(x, 4, 3)
-    expected = torch.stack([x[:, start : start + 4].reshape(2, -1) for start in (0, 3, 6)], dim=1)
+    expected = torch.stack([x[:, start : start + 4].reshape(2, -1) for start in (0, 3, 6)])
     assert torch.equal(patches, expected)
-    assert make_patches(x, 0, 3) is x
+    assert torch.equal(make_patches(x, 0, 3), x.transpose(0, 1))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 12), st.integers(0, 20))
+def test_the_gradient_of_patches_is_that_of_their_slices(size, stride, more):
+    x = torch.randn(2, size + more, 3, dtype=torch.float64, requires_grad=True)
+    patches = make_patches(x, size, stride)
+    weights = torch.randn(patches.shape, dtype=torch.float64)
+    starts = range(0, more + 1, stride)
+    sliced = torch.stack([x[:, start : start + size].reshape(2, -1) for start in starts])
+    assert torch.equal(patches, sliced)
+    gradients = (torch.autograd.grad((value * weights).sum(), x)[0] for value in (patches, sliced))
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
 
 
 def test_a_day_layer_applies_the_trials_own_day():

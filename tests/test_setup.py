@@ -152,7 +152,8 @@ def calls(tmp_path: Path) -> list[str]:
 
 def test_run_tests_checks_the_style_and_passes_its_arguments_on(checkout, tmp_path, active):
     assert call([checkout / "run_tests.sh", "-k", "one or two"], tmp_path, **active).returncode == 0
-    assert calls(tmp_path) == ["-m ruff check .", "-m ruff format --check .", "-m pytest -k one or two"]
+    style = ["-m ruff check .", "-m ruff format --check ."]
+    assert calls(tmp_path) == [*style, "-m pytest -k one or two", "-m pytest tests/xla -k one or two"]
     result = call([checkout / "run_tests.sh"], tmp_path, **active | {"FAIL": "-m ruff check"})
     assert result.returncode == 3 and calls(tmp_path) == ["-m ruff check ."]
 

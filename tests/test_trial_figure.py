@@ -12,7 +12,7 @@ def test_undoing_the_patches_of_a_signal_gives_the_signal(size, stride):
     import torch
 
     bins = np.random.default_rng(0).normal(size=(size + 5 * stride, 3)).astype(np.float32)
-    patches = make_patches(torch.from_numpy(bins)[None], size, stride)[0].numpy()
+    patches = make_patches(torch.from_numpy(bins)[None], size, stride)[:, 0].numpy()
     np.testing.assert_allclose(patches_to_bins(patches, size, stride), bins, rtol=1e-6)
 
 

@@ -1,0 +1,403 @@
+"""What runs over time on XLA: a loop built once and used again, and the GRU layer and the CTC recurrence in it.
+
+Imported only where XLA is used. torch_xla unrolls torch's own GRU and sends `F.ctc_loss` to the host; its scan
+traces anew at every call. Here everything that can leave the loop does, and what stays is shaped after the cost
+model of the TPU v5e compiler, which charges about 2,000 cycles for each fused operation of a loop's body, however
+small: few operations a step, whatever they compute (see RESULTS.md for what it says of each variant).
+
+Axes: P steps (output frames), B trials, H hidden units, C classes, S labels, G = 3 gates (reset, update, new).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch_xla
+import torch_xla.core.xla_builder as xb
+import torch_xla.core.xla_model as xm
+
+LOG_ZERO = -1e30  # finite, since -inf - -inf is NaN
+_loops: dict[tuple, Any] = {}
+
+
+class At(NamedTuple):
+    """Where a step of `time_loop` reads or writes: `array`, by number, at the step's index on `axis`.
+
+    offset: added to that index. start, size: only these entries of the last axis (reads; size 0: all).
+    """
+
+    array: int
+    axis: int = 0
+    offset: int = 0
+    start: int = 0
+    size: int = 0
+
+
+def time_loop(
+    name: str,
+    step: Callable[[list, list, list], tuple[list, list]],
+    state: Sequence[torch.Tensor],
+    arrays: Sequence[torch.Tensor],
+    reads: Sequence[At],
+    writes: Sequence[At],
+    constants: Sequence[torch.Tensor],
+    n_steps: int,
+    reverse: bool = False,
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Run `step` n_steps times on the device as one XLA while loop.
+
+    The computation is built at the first call with these shapes and dtypes, and kept: later calls cost the host
+    one operation. Nothing here is differentiable.
+
+    Args:
+        name: of the loop; with shapes and dtypes it identifies the computation, so one name means one `step`.
+        step: (state, values read, constants) -> (new state, values to write), lists of tensors. A number other
+            than 0 and 1 in it counts as a tensor and must come in through `constants`.
+        state: tensors that a step hands to the next.
+        arrays: tensors that are read and written in place, one slice a step.
+        reads, writes: the slices of a step; the axis they stand on is dropped from the value.
+        constants: tensors that every step sees whole.
+        n_steps: the indices are 0 .. n_steps - 1.
+        reverse: from the last index to the first.
+    Returns:
+        the last state, and the arrays after the last step.
+    Raises:
+        ValueError: if `step` uses a tensor that is not among its arguments.
+    """
+    operands = [torch.tensor(0, device=state[0].device, dtype=torch.int32), *state, *arrays, *constants]
+    groups = (tuple((tuple(t.shape), t.dtype) for t in group) for group in (state, arrays, constants))
+    key = (name, n_steps, reverse, tuple(reads), tuple(writes), *groups)
+    if key not in _loops:
+        with torch.no_grad(), torch.autocast("xla", enabled=False):
+            body = _step_computation(name, step, state, arrays, reads, constants)
+        _loops[key] = _build_loop(name, body, operands, (len(state), len(arrays)), reads, writes, n_steps, reverse)
+    results = torch_xla._XLAC._xla_user_computation("xla::time_loop", operands, _loops[key])
+    first = 1 + len(state)
+    return results[1:first], results[first : first + len(arrays)]
+
+
+def _step_computation(name, step, state, arrays, reads, constants) -> tuple[Any, list[int]]:
+    """One step as an XLA computation, and for each of its parameters the number of the operand that it is."""
+
+    def slice_shape(at: At) -> list[int]:
+        shape = list(arrays[at.array].shape)
+        shape[-1] = at.size or shape[-1]
+        return shape[: at.axis] + shape[at.axis + 1 :]
+
+    shapes = [(t.shape, t.dtype) for t in state]
+    shapes += [(slice_shape(at), arrays[at.array].dtype) for at in reads]
+    shapes += [(t.shape, t.dtype) for t in constants]
+    operands = [xb.create_placeholder_tensor(torch.Size(shape), dtype) for shape, dtype in shapes]
+    values = [operand * 1 for operand in operands]  # a placeholder that is an output itself would be no parameter
+    n_state, n_inputs = len(state), len(state) + len(reads)
+    new_state, written = step(values[:n_state], values[n_state:n_inputs], values[n_inputs:])
+    context = torch_xla._XLAC.lowering.LoweringContext(name)
+    context.set_name_string(name)
+    context.build([*new_state, *written])
+    ids = {context.tensor_parameter_id(operand): number for number, operand in enumerate(operands)}
+    ids.pop(-1, None)  # operands that the step does not use
+    n_parameters = len(context.device_parameter_id_tensor_mapping())
+    if len(ids) != n_parameters:
+        raise ValueError(f"{name}: the step uses {n_parameters - len(ids)} tensors or numbers that it was not given")
+    return xb.computation_from_module_proto(name, context.hlo()), [ids[i] for i in range(n_parameters)]
+
+
+def _build_loop(name, body, operands, counts, reads, writes, n_steps, reverse) -> Any:
+    computation, parameters = body
+    n_state, n_arrays = counts
+    builder = xb.create_builder(name)
+    loop_operands = [xb.mkparam(builder, i, xb.tensor_shape(operand)) for i, operand in enumerate(operands)]
+
+    def index(value: int, near: xb.Op) -> xb.Op:
+        return xb.Op.scalar(near.builder(), value, dtype=xb.Type.S32)
+
+    def indices(array: xb.Op, at: At, time: xb.Op) -> list[xb.Op]:
+        found = [index(0, time)] * array.shape().rank
+        found[at.axis] = time + index(at.offset, time) if at.offset else time
+        found[-1] = index(at.start, time)
+        return found
+
+    def read(array: xb.Op, at: At, time: xb.Op) -> xb.Op:
+        sizes = list(array.shape().sizes)
+        sizes[at.axis], sizes[-1] = 1, at.size or sizes[-1]
+        value = array.dynamic_slice(indices(array, at, time), sizes)
+        return value.reshape(sizes[: at.axis] + sizes[at.axis + 1 :])
+
+    def write(array: xb.Op, value: xb.Op, at: At, time: xb.Op) -> xb.Op:
+        sizes = list(value.shape().sizes)
+        value = value.reshape([*sizes[: at.axis], 1, *sizes[at.axis :]])
+        return array.dynamic_update_slice(value, indices(array, at, time))
+
+    def condition(i: xb.Op, *_: xb.Op) -> xb.Op:
+        return i < index(n_steps, i)
+
+    def loop_body(i: xb.Op, *rest: xb.Op) -> tuple[xb.Op, ...]:
+        state, arrays = list(rest[:n_state]), list(rest[n_state : n_state + n_arrays])
+        constants = list(rest[n_state + n_arrays :])
+        time = index(n_steps - 1, i) - i if reverse else i
+        values = [*state, *(read(arrays[at.array], at, time) for at in reads), *constants]
+        results = xb.Op.call(computation, [values[number] for number in parameters])
+        state = [results.get_tuple_element(j) for j in range(n_state)]
+        for j, at in enumerate(writes):
+            value = results.get_tuple_element(n_state + j)
+            arrays[at.array] = write(arrays[at.array], value, at, time)
+        return (i + index(1, i), *state, *arrays, *constants)
+
+    return xb.Op.mkwhile(tuple(loop_operands), condition, loop_body).build(name)
+
+
+# ---- GRU ---------------------------------------------------------------------------------------------------------
+
+
+def gru_layer(projected: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+    """One GRU layer, as torch.nn.GRU computes it, from inputs that are projected already.
+
+    Products are in the dtype of the arguments; gates, and the state from step to step, in float32 at least.
+
+    Args:
+        projected: (P, B, 3H), the inputs times weight_ih plus bias_ih; the dtype of the outputs.
+        weight, bias: weight_hh (3H, H) and bias_hh (3H,), in that dtype.
+        start: (B, H), of any dtype.
+    Returns:
+        (P, B, H); its last row is the last state.
+    """
+    return _GRULayer.apply(projected, weight, bias, start)
+
+
+class _GRULayer(torch.autograd.Function):
+    """See `gru_layer`.
+
+    In backward the gates are computed again from the outputs, for all steps at once, as the factors by which
+    the gradient of h[t] is multiplied on its way to each gate. That leaves the loop with one product a step; the
+    gradients of weights and inputs are products over all P * B rows after it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, projected, weight, bias, start):
+        n_steps, hidden, dtype = projected.shape[0], start.shape[-1], projected.dtype
+        # Row 0 is the start state and row t + 1 the output of step t, so that backward has h[t - 1] at no cost.
+        states = torch.cat([start[None].to(dtype), start.new_zeros((n_steps, *start.shape), dtype=dtype)])
+        gates = [At(0, start=gate * hidden, size=hidden) for gate in range(3)]
+        _, (_, states) = time_loop(
+            "gru", _gru_step, [start.to(_wide(dtype))], [projected, states], gates, [At(1, offset=1)],
+            [weight.t(), bias, _half(projected)], n_steps,
+        )  # fmt: skip
+        ctx.save_for_backward(projected, weight, bias, states)
+        ctx.start_dtype = start.dtype
+        return states[1:]
+
+    @staticmethod
+    def backward(ctx: Any, d_outputs):
+        projected, weight, bias, states = ctx.saved_tensors
+        n_steps, batch, _ = projected.shape
+        hidden, dtype, wide = weight.shape[1], projected.dtype, _wide(projected.dtype)
+        before = states[:n_steps].reshape(n_steps * batch, hidden)
+        to_r, to_z, to_m, to_n, z = _gate_factors(projected.reshape(n_steps * batch, -1), before, weight, bias)
+        factors = torch.stack([to_r, to_z, to_m]).view(3, n_steps, batch, hidden)
+        z, by_gate = z.view(n_steps, batch, hidden), weight.view(3, hidden, hidden)
+        # At index t the loop hands the gradient of h[t + 1] on to h[t] and leaves it in the place of d_outputs[t].
+        (first,), (_, _, d) = time_loop(
+            "gru_backward", _gru_backward_step, [d_outputs[-1].to(wide)], [factors, z, d_outputs],
+            [At(0, axis=1, offset=1), At(1, offset=1), At(2)], [At(2)], [by_gate], n_steps - 1, reverse=True,
+        )  # fmt: skip
+        nothing = torch.zeros_like(first)
+        (d_start,), _ = _gru_backward_step([first], [factors[:, 0], z[0], nothing], [by_gate])
+        d = d.reshape(n_steps * batch, hidden).to(wide)
+        d_r, d_z, d_m, d_n = ((d * factor.to(wide)).to(dtype) for factor in (to_r, to_z, to_m, to_n))
+        d_weight = torch.cat([d_r, d_z, d_m], -1).t() @ before
+        d_bias = torch.cat([sum_rows(d_r), sum_rows(d_z), sum_rows(d_m)])
+        d_projected = torch.cat([d_r, d_z, d_n], -1).view_as(projected)
+        return d_projected, d_weight, d_bias, d_start.to(ctx.start_dtype)
+
+
+def _gru_step(state: list, inputs: list, constants: list) -> tuple[list, list]:
+    (h,), (i_r, i_z, i_n), (weight_t, bias, half) = state, inputs, constants
+    dtype, wide = i_r.dtype, h.dtype
+    h_r, h_z, h_n = (gate.to(wide) for gate in (torch.matmul(h.to(dtype), weight_t) + bias).chunk(3, -1))
+    r, z = _sigmoid(i_r.to(wide) + h_r, half), _sigmoid(i_z.to(wide) + h_z, half)
+    n = torch.tanh(i_n.to(wide) + r * h_n)
+    h = n + z * (h - n)
+    return [h], [h.to(dtype)]
+
+
+def _gru_backward_step(state: list, inputs: list, constants: list) -> tuple[list, list]:
+    """From the gradient of h[t + 1] to that of h[t]: on a TPU one fused product."""
+    (d,), (factors, z, d_output), (by_gate,) = state, inputs, constants
+    d_gates = (d[None] * factors.to(d.dtype)).to(by_gate.dtype)
+    through_gates = torch.einsum("gbh,ghk->bk", d_gates, by_gate).to(d.dtype)
+    d = d_output.to(d.dtype) + (d * z.to(d.dtype) + through_gates)
+    return [d], [d.to(d_output.dtype)]
+
+
+def _gate_factors(projected, before, weight, bias) -> tuple[torch.Tensor, ...]:
+    """What the gradient of h[t] is multiplied by on its way to r, z, m and n, and the z gate; each (P * B, H).
+
+    r and z mean what goes into these gates, m the recurrent part of the new gate and n all that goes into it.
+    """
+    hidden, dtype, wide = weight.shape[1], projected.dtype, _wide(projected.dtype)
+    half = _half(projected)
+
+    def inputs(gate: int) -> torch.Tensor:
+        return projected[:, gate * hidden : (gate + 1) * hidden].to(wide)
+
+    def recurrent(gate: int) -> torch.Tensor:
+        rows = slice(gate * hidden, (gate + 1) * hidden)
+        return (before @ weight[rows].t() + bias[rows]).to(wide)
+
+    h_n = recurrent(2)
+    r, z = _sigmoid(inputs(0) + recurrent(0), half), _sigmoid(inputs(1) + recurrent(1), half)
+    n = torch.tanh(inputs(2) + r * h_n)
+    to_n = (1 - z) * (1 - n * n)
+    to_z = (before.to(wide) - n) * z * (1 - z)
+    found = [to_n * h_n * r * (1 - r), to_z, to_n * r, to_n, z]
+    found = [factor.to(dtype) for factor in found]
+    xm.optimization_barrier_(found)  # else the compiler computes all of this again for each product that uses it
+    return tuple(found)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What gates are computed in: float32, or float64 for float64."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _half(like: torch.Tensor) -> torch.Tensor:
+    return torch.full((), 0.5, dtype=_wide(like.dtype), device=like.device)
+
+
+def _sigmoid(x: torch.Tensor, half: torch.Tensor) -> torch.Tensor:
+    """By tanh, which a TPU has as an instruction, where a sigmoid costs an exponential and a division."""
+    return torch.tanh(x * half) * half + half
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """x (..., I) times weight (O, I) transposed plus bias (O,); the gradient of the bias by `sum_rows`."""
+    return _Linear.apply(x, weight, bias)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t() + bias
+
+    @staticmethod
+    def backward(ctx: Any, d):
+        x, weight = ctx.saved_tensors
+        rows = d.reshape(-1, d.shape[-1])
+        return d @ weight, rows.t() @ x.reshape(-1, x.shape[-1]), sum_rows(rows)
+
+
+def sum_rows(x: torch.Tensor) -> torch.Tensor:
+    """Sum of the rows of x (N, H), accumulated in float32: as a product it runs on a TPU's matrix unit."""
+    return (x.new_ones((8, x.shape[0])) @ x)[0]  # 8 rows, the height of a register, cost what 1 does
+
+
+# ---- CTC ---------------------------------------------------------------------------------------------------------
+
+
+def ctc_loss(
+    log_probs: torch.Tensor, labels: torch.Tensor, lengths: torch.Tensor, label_lengths: torch.Tensor
+) -> torch.Tensor:
+    """Negative log-likelihood of each trial's labels, as F.ctc_loss gives it, with blank 0.
+
+    Args:
+        log_probs: (P, B, C) float32 or float64.
+        labels: (B, S) integers, padded with any class.
+        lengths: (B,) valid frames.
+        label_lengths: (B,) valid labels.
+    Returns:
+        (B,) losses: infinite, with a gradient of zero, where the labels do not fit into the frames.
+    """
+    return _CTCLoss.apply(log_probs, labels.int(), lengths.int(), label_lengths.int())
+
+
+class _CTCLoss(torch.autograd.Function):
+    """Forward and backward variables of Graves et al. (ICML 2006) as one recurrence over both, in one loop.
+
+    The states are the labels with a blank before, between and after them, L = 2S + 1. A column before the first
+    state holds the start, so that the first frame is a step like any other. The backward variables are the same
+    recurrence with time and states reversed, and stand in the second half of the batch. The gradient (minus the
+    posterior of each class) comes from the two, and nothing is differentiated through the loop.
+
+    Emissions are looked up by a product with a one-hot matrix: gather and scatter take a TPU's compiler minutes.
+    The product is of float32, which a TPU rounds to bf16 unless its precision is 'highest', as backend.py sets it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, log_probs, labels, lengths, label_lengths):
+        n_steps, batch, n_classes = log_probs.shape
+        width, device = labels.shape[1], log_probs.device
+        n_states = 2 * width + 1
+
+        def filled(value: float, *shape: int) -> torch.Tensor:
+            return torch.full(shape, value, dtype=log_probs.dtype, device=device)
+
+        zero, never = filled(0.0), filled(LOG_ZERO)
+        blanks = torch.zeros_like(labels)
+        states = torch.cat([torch.stack([blanks, labels], 2).reshape(batch, -1), blanks[:, :1]], 1)  # (B, L)
+        one_hot = states[:, :, None] == torch.arange(n_classes, device=device, dtype=torch.int32)
+        one_hot = one_hot.to(log_probs.dtype)
+        emissions = torch.matmul(one_hot, log_probs.permute(1, 2, 0)).permute(2, 0, 1)  # (P, B, L)
+
+        number = torch.arange(n_states, device=device, dtype=torch.int32)[None]
+        frame = torch.arange(n_steps, device=device, dtype=torch.int32)[:, None]
+        last_state = 2 * label_lengths[:, None]
+        alive = frame < lengths  # (P, B)
+        allowed = alive[..., None] & (number <= last_state)
+        reachable = torch.where(allowed, emissions, never)
+
+        # A label may follow the one before it without a blank, unless they are equal.
+        repeated = torch.cat([labels[:, :1] == labels[:, :1], labels[:, 1:] == labels[:, :-1]], 1)
+        skip = torch.stack([filled(LOG_ZERO, batch, width), torch.where(repeated, never, zero)], 2)
+        skip = torch.cat([skip.reshape(batch, -1), filled(LOG_ZERO, batch, 1)], 1)  # (B, L): into s from s - 2
+
+        # Forward: column 0 is the start, from which states 0 and 1 are reached.
+        column = torch.arange(n_states + 1, device=device, dtype=torch.int32)[None]
+        dead = filled(LOG_ZERO, n_steps, batch, 1)
+        forward_emissions = torch.cat([dead, reachable], 2)
+        forward_skip = torch.cat([filled(LOG_ZERO, batch, 1), torch.where(number == 1, zero, skip)], 1)
+        forward_start = torch.where(column == 0, zero, never).expand(batch, -1)
+        # Backward: state s is column L - s, and the end, which waits for a trial's last frame, the one before
+        # state last_state.
+        end = column == (n_states - 1 - last_state)
+        backward_emissions = torch.cat([reachable, dead], 2).flip(2)
+        backward_emissions = torch.where(end & ~alive[..., None], zero, backward_emissions).flip(0)
+        backward_skip = torch.cat([skip[:, 2:], filled(LOG_ZERO, batch, 3)], 1).flip(1)
+        backward_skip = torch.where(column == (n_states + 1 - last_state), zero, backward_skip)
+        backward_start = torch.where(end, zero, never)
+
+        both = torch.cat([forward_emissions, backward_emissions], 1)  # (P, 2B, L + 1)
+        constants = [torch.cat([forward_skip, backward_skip]), filled(LOG_ZERO, 2 * batch, 2)]
+        _, (both,) = time_loop(
+            "ctc", _ctc_step, [torch.cat([forward_start, backward_start])], [both], [At(0)], [At(0)], constants,
+            n_steps,
+        )  # fmt: skip
+        alpha, beta = both[:, :batch, 1:], both[:, batch:].flip((0, 2))[..., :-1]
+
+        ends = (number == last_state) | (number == last_state - 1)
+        at_end = torch.where((frame == lengths - 1)[..., None] & ends, alpha, never)
+        highest = at_end.amax((0, 2))
+        log_likelihood = highest + torch.log(torch.exp(at_end - highest[:, None]).sum((0, 2)))
+        fits = log_likelihood > LOG_ZERO / 2
+        # Both variables hold the emission of their frame. The sum over a frame's states is the likelihood in every
+        # frame; dividing by each frame's own takes out most of the rounding that long sums have gathered.
+        posterior = torch.where(allowed, alpha + beta - emissions, never).softmax(-1)
+        posterior = torch.where(allowed & fits[:, None], posterior, zero)
+        ctx.save_for_backward(torch.matmul(posterior.permute(1, 0, 2), one_hot).transpose(0, 1))
+        infinite = torch.where((lengths == 0) & (label_lengths == 0), zero, filled(float("inf")))
+        return torch.where(fits, -log_likelihood, infinite)
+
+    @staticmethod
+    def backward(ctx: Any, d_loss):
+        (posterior,) = ctx.saved_tensors
+        return -posterior * d_loss[:, None], None, None, None
+
+
+def _ctc_step(state: list, inputs: list, constants: list) -> tuple[list, list]:
+    (here,), (emission,), (skip, never) = state, inputs, constants
+    from_1 = torch.cat([never[:, :1], here[:, :-1]], 1)
+    from_2 = torch.cat([never, here[:, :-2]], 1) + skip
+    highest = torch.maximum(torch.maximum(here, from_1), from_2)
+    total = torch.exp(here - highest) + torch.exp(from_1 - highest) + torch.exp(from_2 - highest)
+    here = highest + torch.log(total) + emission
+    return [here], [here]
