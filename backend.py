@@ -200,7 +200,7 @@ class Backend:
             name: of the program, in words: 'training step'.
             batch: whose shapes the program depends on. A second compilation for the same shapes is warned of.
         """
-        if self.kind == "xla":
+        if self.watch is not None:
             self.watch.end_program(name, None if batch is None else tuple(batch["features"].shape))
 
     def program_counts(self) -> dict[str, float]:

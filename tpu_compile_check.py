@@ -1,0 +1,406 @@
+"""Before you get a TPU: compile the training step of a configuration for one, and see what its compiler says.
+
+    ./setup_env.sh --tpu_compiler                                   # once: the compiler, in an environment of its own
+    python tpu_compile_check.py --config_path rnn_args_compact.yaml
+    python tpu_compile_check.py --config_path rnn_args.yaml --batch_size 64 --time_bins 2000 --replicas 8
+
+The step is the trainer's own (training_step.py): augmentation, the model, both losses, clipping, AdamW and, with
+--replicas, the exchange of gradients. It is traced here, without data and without memory for the weights, and
+compiled by the real TPU compiler, which needs no TPU. Whether it fits into the memory is then certain. The times are
+the sum of the compiler's own estimates: good for comparing, and not measured on any TPU.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+COMPILER = Path(sys.prefix) / "tpu_compiler" / "bin" / "python"
+LABEL_WIDTH = 128
+CHIP_GIB = 15.75  # of a v5e's 16 GB, what a program can have
+PEAK_FLOPS, MEMORY_BYTES_PER_S = 197e12, 819e9  # v5e: docs.cloud.google.com/tpu/docs/v5e
+LINK_BYTES_PER_S = 90e9  # one link of a v5e, both directions
+CHIPS = 8
+PARTS = ("noise_gru", "clean_gru", "noisy_gru", "ctc", "optimiser", "all_reduce")
+
+
+class TPUCompileError(RuntimeError):
+    """The compiler is not there, is busy, or refuses the program for another reason than its size."""
+
+
+def main() -> int:
+    """Parse, trace, compile, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--config_path", default="rnn_args.yaml", help="the configuration (rnn_args.yaml)")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="change settings")
+    parser.add_argument("--topology", default="v5e:2x4", help="the TPU slice (v5e:2x4: 8 chips)")
+    parser.add_argument("--batch_size", type=_positive, help="trials a chip (dataset.batch_size of the configuration)")
+    parser.add_argument("--time_bins", type=_positive, default=1000, help="length of the trials in bins of 20 ms (1000)")
+    parser.add_argument("--replicas", type=_positive, default=1, help="chips that exchange gradients (1)")
+    parser.add_argument("--inference", action="store_true", help="the forward pass of evaluation in place of a step")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers here too")
+    parser.add_argument("--save_program", metavar="FILE", help="write the compiled program's text here, to be read")
+    arguments = parser.parse_args()
+
+    from config import ConfigError, load_config
+
+    try:
+        settings = [*arguments.set, *([f"dataset.batch_size={arguments.batch_size}"] if arguments.batch_size else [])]
+        config = load_config(arguments.config_path, settings)
+        if arguments.time_bins < config.model.patch_size:
+            raise ConfigError(f"--time_bins {arguments.time_bins} is less than a patch of {config.model.patch_size}")
+        if not COMPILER.exists():
+            raise TPUCompileError(
+                f"the TPU's compiler is not installed (looked for {COMPILER}); install it, in an environment of its "
+                "own inside this one, with\n    ./setup_env.sh --tpu_compiler"
+            )
+        result = check(
+            config, arguments.topology, arguments.time_bins, arguments.replicas, arguments.inference,
+            arguments.save_program,
+        )  # fmt: skip
+    except (ConfigError, TPUCompileError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(table(result, config, arguments))
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(result, indent=2) + "\n")
+    return 0 if result["fits"] else 2
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def check(
+    config: Any,
+    topology: str = "v5e:2x4",
+    time_bins: int = 1000,
+    replicas: int = 1,
+    inference: bool = False,
+    save_program: str | None = None,
+) -> dict[str, Any]:
+    """Trace and compile one program of a configuration.
+
+    Args:
+        config: the whole configuration; its data are not looked at.
+        time_bins: T, of a batch of dataset.batch_size trials.
+        replicas: chips among which gradients are exchanged.
+        inference: the forward pass in place of the last micro-batch of a training step.
+        save_program: a file for the compiled program's text.
+    Returns:
+        the JSON of --json; README.md explains it.
+    Raises:
+        TPUCompileError: the compiler is missing, is busy or fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        hlo = Path(folder) / "program.hlo"
+        traced = _trace_in_new_process(config, time_bins, replicas, inference, hlo)
+        compiled = compile_program(hlo, traced["aliases"], topology, replicas, list(PARTS), save_program)
+    return {
+        **{key: traced[key] for key in ("parameters", "all_reduces_of_other_micro_batches")},
+        **_judge(compiled, config, replicas, inference),
+    }
+
+
+def compile_program(
+    hlo: Path, aliases: dict[str, int], topology: str, replicas: int, parts: list[str], text: str | None = None
+) -> dict[str, Any]:
+    """What tpu_compiler.py says of a serialised HLO module; {"error": its words} where it does not fit."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as program:
+        settings = {"hlo": str(hlo), "aliases": aliases, "topology": topology, "replicas": replicas}
+        json.dump({**settings, "parts": parts, "text": text}, program)
+        program.flush()
+        script = Path(__file__).with_name("tpu_compiler.py")
+        done = subprocess.run([COMPILER, script, program.name], capture_output=True, text=True)
+    if "libtpu_lockfile" in done.stderr:
+        raise TPUCompileError(
+            "another process of this machine has the TPU's compiler, which serves one at a time: wait until it is done "
+            "(if there is none, remove /tmp/libtpu_lockfile)"
+        )
+    if done.returncode != 0:
+        raise TPUCompileError(f"the TPU's compiler failed:\n{done.stderr[-3000:]}")
+    compiled = json.loads(done.stdout.splitlines()[-1])
+    if "error" in compiled and "RESOURCE_EXHAUSTED" not in compiled["error"]:
+        raise TPUCompileError(f"the TPU's compiler refused the program: {compiled['error'][:3000]}")
+    return compiled
+
+
+def _judge(compiled: dict[str, Any], config: Any, replicas: int, inference: bool) -> dict[str, Any]:
+    """The compiler's counts in the units that people ask for."""
+    if "error" in compiled:
+        return {"fits": False, "out_of_memory": compiled["error"].splitlines()[0]}
+    by_part = {part: cycles / 1.5e6 for part, cycles in compiled["by_part"].items()}
+    exchange = 1e3 * 2 * (replicas - 1) / replicas * compiled["all_reduce_bytes"] / LINK_BYTES_PER_S
+    by_part["all_reduce"] += exchange
+    modelled = compiled["cycles"] / 1.5e6 + exchange
+    arguments, temporaries = compiled["argument_bytes"], compiled["temp_bytes"]
+    peak = (arguments + compiled["output_bytes"] - compiled["aliased_bytes"] + temporaries) / 2**30
+    result = {
+        "fits": peak <= CHIP_GIB,
+        "peak_gib": peak,
+        "argument_gib": arguments / 2**30,
+        "output_gib": compiled["output_bytes"] / 2**30,
+        "aliased_gib": compiled["aliased_bytes"] / 2**30,
+        "temp_gib": temporaries / 2**30,
+        "modelled_ms": modelled,
+        "modelled_ms_by_part": by_part,
+        "modelled_ms_a_trial": modelled / config.dataset.batch_size,
+        "floor_ms_arithmetic": 1e3 * compiled["product_flops"] / PEAK_FLOPS,
+        "floor_ms_memory": 1e3 * (arguments + compiled["output_bytes"]) / MEMORY_BYTES_PER_S,
+        "all_reduces": compiled["all_reduces"],
+        "all_reduce_bytes": compiled["all_reduce_bytes"],
+        "unestimated": compiled["unestimated"],
+        "loops": compiled["loops"],
+        "compile_s": compiled["compile_s"],
+    }
+    if not inference:
+        once = by_part["optimiser"] + by_part["all_reduce"]  # the other micro-batches of a step go without
+        step_ms = config.gradient_accumulation_steps * (modelled - once) + once
+        result["hours_eight_chips"] = config.num_training_batches * step_ms / 3.6e6
+        one_chip_ms = CHIPS * config.gradient_accumulation_steps * (modelled - once) + by_part["optimiser"]
+        result["hours_one_chip"] = config.num_training_batches * one_chip_ms / 3.6e6
+    return result
+
+
+# ---- tracing, in a process of its own, since torch_xla changes torch -------------------------------------------------
+
+
+def _trace_in_new_process(config: Any, time_bins: int, replicas: int, inference: bool, hlo: Path) -> dict[str, Any]:
+    request = {"config": config.to_dict(), "time_bins": time_bins, "replicas": replicas, "inference": inference}
+    environment = {
+        **os.environ,
+        "PJRT_DEVICE": "CPU",
+        "XLA_HLO_DEBUG": "1",  # names of scopes go into the program
+        "XLA_ALWAYS_ALLREDUCE": str(int(replicas > 1)),  # also where this process is the only one
+    }
+    environment.pop("USE_TORCH_XLA", None)
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import tpu_compile_check as c; c._trace_here(*sys.argv[2:])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(Path(__file__).parent), str(hlo)],
+        input=json.dumps(request), capture_output=True, text=True, env=environment,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise TPUCompileError(f"the step could not be traced:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _trace_here(hlo: str) -> None:
+    import torch_xla  # first: see backend.py
+
+    from config import config_from_dict
+
+    request = json.load(sys.stdin)
+    config = config_from_dict(request["config"])
+    trace = _trace_inference if request["inference"] else _trace_training
+    outputs, persistent, parameters, others = trace(config, request["time_bins"], request["replicas"])
+    context = torch_xla._XLAC.lowering.LoweringContext("step")
+    context.build(outputs)
+    Path(hlo).write_bytes(context.hlo())
+    first = len(outputs) - len(persistent)
+    ids = [context.tensor_parameter_id(tensor) for tensor in persistent]
+    aliases = {number: first + i for i, number in enumerate(ids) if number != -1}
+    print(json.dumps({"aliases": aliases, "parameters": parameters, "all_reduces_of_other_micro_batches": others}))
+
+
+class _Stand_ins:
+    """Tensors on XLA that have a shape and no memory, and keep being found after they were changed in place."""
+
+    def __init__(self) -> None:
+        self.originals: list[Any] = []
+        self.tensors: list[Any] = []
+
+    def make(self, shape: Any, dtype: Any, persistent: bool = False) -> Any:
+        import torch
+        import torch_xla.core.xla_builder as xb
+
+        original = xb.create_placeholder_tensor(torch.Size(shape), dtype)
+        tensor = original.clone()
+        if persistent:
+            self.originals.append(original)
+            self.tensors.append(tensor)
+        return tensor
+
+
+def _model_and_batch(config: Any, time_bins: int, stand_ins: _Stand_ins) -> tuple[Any, dict[str, Any]]:
+    import torch
+
+    from rnn_model import build_model
+
+    with torch.device("meta"):
+        model = build_model(config)
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            stand_in = stand_ins.make(parameter.shape, parameter.dtype, persistent=True)
+            module._parameters[name] = torch.nn.Parameter(stand_in, requires_grad=parameter.requires_grad)
+            stand_ins.tensors[-1] = module._parameters[name]
+    n_trials, n_features = config.dataset.batch_size, len(config.dataset.feature_subset or range(config.dataset.neural_dim))
+    shapes = {
+        "features": ((n_trials, time_bins, n_features), torch.float32),
+        "labels": ((n_trials, LABEL_WIDTH), torch.int64),
+        "weights": ((n_trials,), torch.float32),
+        **{name: ((n_trials,), torch.int64) for name in ("n_time_steps", "label_lengths", "day_indices")},
+    }
+    return model, {name: stand_ins.make(*of) for name, of in shapes.items()}
+
+
+def _backend(config: Any, replicas: int) -> Any:
+    from backend import Backend
+
+    backend = Backend("xla", config.use_amp)
+    backend.watch = None  # nothing is to run
+    backend.world_size = replicas
+    return backend
+
+
+def _trace_inference(config: Any, time_bins: int, replicas: int) -> tuple[list, list, int, int]:
+    from inference import batch_logits
+
+    stand_ins = _Stand_ins()
+    model, batch = _model_and_batch(config, time_bins, stand_ins)
+    _name_scopes(model)
+    decoded = next(batch_logits(model, [batch], config, _backend(config, replicas)))
+    parameters = sum(p.numel() for p in model.parameters())
+    return [decoded.logits, decoded.logits.argmax(-1)], [], parameters, 0
+
+
+def _trace_training(config: Any, time_bins: int, replicas: int) -> tuple[list, list, int, int]:
+    import torch
+
+    import loss
+    from optimizer import make_optimizer
+    from training_step import STEP_METRICS, TrainingStep
+
+    backend, stand_ins = _backend(config, replicas), _Stand_ins()
+    model, batch = _model_and_batch(config, time_bins, stand_ins)
+    model.train()
+    optimizer = make_optimizer(model, config, backend.device)
+    step = TrainingStep(model, optimizer, config, backend)
+    shared: dict[int, Any] = {}  # a group's parameters have one step count
+    for state in optimizer.state.values():
+        for name, tensor in state.items():
+            if id(tensor) not in shared:
+                shared[id(tensor)] = tensor, stand_ins.make(tensor.shape, tensor.dtype, persistent=True)
+            state[name] = shared[id(tensor)][1]
+    for parameter in step.trained_parameters:
+        if parameter.grad is not None:  # they stay from one micro-batch to the next
+            parameter.grad = stand_ins.make(parameter.shape, parameter.dtype, persistent=True)
+            stand_ins.tensors[-1] = parameter.grad
+    _name_scopes(model)
+    loss.ctc_loss = _in_scope("ctc", loss.ctc_loss)
+    sums = stand_ins.make((len(STEP_METRICS) - 1,), torch.float32)
+    n_trials, ramp = stand_ins.make((1,), torch.float32), stand_ins.make((1,), torch.float32)
+    sums = step.accumulate(batch, sums, n_trials, ramp, 0, 0, last=True)
+    norm = _in_scope("optimiser", step.update)(0)
+    metrics = torch.cat([sums / n_trials, norm.reshape(1)])
+    parameters = sum(p.numel() for p in model.parameters())
+    return [metrics, *stand_ins.tensors], stand_ins.originals, parameters, 0
+
+
+def _in_scope(name: str, function: Callable) -> Callable:
+    import torch_xla.debug.profiler as profiler
+
+    def scoped(*arguments: Any, **options: Any) -> Any:
+        with profiler.Trace(name):
+            return function(*arguments, **options)
+
+    return scoped
+
+
+def _name_scopes(model: Any) -> None:
+    """Put what the three models compute into scopes of their names: forward, and backward in xla_ops.py."""
+    import xla_ops
+
+    inside: list[str] = []  # the model that computes now
+    for name, module in (
+        ("noise_gru", model.noise_model), ("clean_gru", model.clean_speech_model),
+        ("noisy_gru", model.noisy_speech_model),
+    ):  # fmt: skip
+        forward = _in_scope(name, module.forward)
+
+        def named(*arguments: Any, name: str = name, forward: Callable = forward) -> Any:
+            inside.append(name)
+            outputs = forward(*arguments)
+            inside.pop()
+            return outputs
+
+        module.forward = named
+    for function in (xla_ops._GRULayer, xla_ops._Linear):
+        forward, backward = function.forward, function.backward
+
+        def remember(ctx: Any, *arguments: Any, forward: Callable = forward) -> Any:
+            ctx.part = inside[-1] if inside else "rest"
+            return forward(ctx, *arguments)
+
+        def recall(ctx: Any, *gradients: Any, backward: Callable = backward) -> Any:
+            return _in_scope(ctx.part, backward)(ctx, *gradients)
+
+        function.forward, function.backward = staticmethod(remember), staticmethod(recall)
+
+
+# ---- what is printed ---------------------------------------------------------------------------------------------
+
+
+def table(result: dict[str, Any], config: Any, arguments: argparse.Namespace) -> str:
+    """The result in words and numbers."""
+    program = "forward pass" if arguments.inference else "training step"
+    lines = [
+        f"{program} of {arguments.config_path}: {result['parameters']:,} parameters, {config.dataset.batch_size} trials "
+        f"a chip of {arguments.time_bins} bins, {arguments.replicas} chip(s) of {arguments.topology}",
+        "",
+    ]
+    if "out_of_memory" in result:
+        return "\n".join([*lines, f"does not fit: {result['out_of_memory']}", *_what_to_change(config)])
+    rows = [
+        ("arguments", f"{result['argument_gib']:.2f} GiB"),
+        ("outputs", f"{result['output_gib']:.2f} GiB, of which {result['aliased_gib']:.2f} in place of arguments"),
+        ("temporaries", f"{result['temp_gib']:.2f} GiB"),
+        ("peak", f"{result['peak_gib']:.2f} GiB of {CHIP_GIB}: {'fits' if result['fits'] else 'does not fit'}"),
+        ("modelled time", f"{result['modelled_ms']:.1f} ms, {result['modelled_ms_a_trial']:.2f} ms a trial"),
+    ]
+    rows += [
+        (f"  {part.replace('_', ' ')}", f"{ms:.1f} ms, {100 * ms / result['modelled_ms']:.0f}%")
+        for part, ms in result["modelled_ms_by_part"].items()
+        if ms
+    ]
+    rows += [
+        ("products at peak speed", f"{result['floor_ms_arithmetic']:.1f} ms"),
+        ("arguments and outputs at memory speed", f"{result['floor_ms_memory']:.1f} ms"),
+    ]
+    if arguments.replicas > 1:
+        rows.append(("exchanged", f"{result['all_reduce_bytes'] / 1e6:.1f} MB in {result['all_reduces']} all-reduces"))
+    if "hours_one_chip" in result:
+        rows += [
+            (f"{config.num_training_batches:,} steps on 8 chips", f"{result['hours_eight_chips']:.1f} hours"),
+            ("as many trials on one chip", f"{result['hours_one_chip']:.1f} hours"),
+        ]
+    lines += [f"  {name:<40}{value}" for name, value in rows]
+    if result["unestimated"]:
+        found = ", ".join(f"{count} {opcode}" for opcode, count in result["unestimated"].items())
+        lines += ["", f"The compiler gives no estimate of {found}."]
+    if not result["fits"]:
+        lines += _what_to_change(config)
+    lines += ["", "Times are the compiler's cost model, not a run on a TPU; memory is what the program will take."]
+    return "\n".join(lines)
+
+
+def _what_to_change(config: Any) -> list[str]:
+    batch = config.dataset.batch_size
+    hints = [f"  --batch_size {batch // 2} (and twice the gradient_accumulation_steps)"] if batch > 1 else []
+    hints.append("  a larger dataset.n_time_buckets does not help: the longest trials count; leave them out, or cut them")
+    if config.model.noise_units > 768:
+        hints.append("  model.noise_units=768: a projected noise estimate, an eighth of the parameters")
+    return ["", "What takes less:", *hints]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
