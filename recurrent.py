@@ -107,16 +107,18 @@ class GRU(nn.Module):
         outputs, last_states = None, []
         for layer in range(self.num_layers):
             names = (f"{kind}_l{layer}" for kind in ("weight_ih", "bias_ih", "weight_hh", "bias_hh"))
-            weight_ih, bias_ih, weight_hh, bias_hh = (getattr(self.gru, name).to(dtype) for name in names)
+            weight_ih, bias_ih, weight_hh, bias_hh = (
+                xla_ops.keep_as(getattr(self.gru, name), dtype) for name in names
+            )
             if layer > 0:
                 x, plus = F.dropout(outputs, self.dropout, self.training), None
             projected = None if x is None else xla_ops.linear(x.to(dtype), weight_ih, bias_ih)
             if plus is not None:
                 # (hidden Wp' + bp) W' = hidden (W Wp)' + W bp: two small products in place of two wide ones.
                 hidden, weight, bias = (factor.to(dtype) for factor in plus)
-                moved_bias = torch.matmul(weight_ih, bias[:, None])[:, 0]
-                moved_bias = moved_bias + bias_ih if projected is None else moved_bias
-                moved = xla_ops.linear(hidden, torch.matmul(weight_ih, weight), moved_bias)
+                moved = torch.matmul(weight_ih, torch.cat([weight, bias[:, None]], 1))
+                moved_bias = moved[:, -1] + bias_ih if projected is None else moved[:, -1]
+                moved = xla_ops.linear(hidden, moved[:, :-1], moved_bias)
                 projected = moved if projected is None else projected + moved
             outputs = xla_ops.gru_layer(projected, weight_hh, bias_hh, state[layer])
             last_states.append(outputs[-1])

@@ -85,12 +85,11 @@ def make_patches(x: torch.Tensor, patch_size: int, patch_stride: int) -> torch.T
         (P, B, patch_size * F), the bins of a patch in order of time, each with its F features; (T, B, F), x
         itself, where patch_size is 0.
     """
-    x = x.transpose(0, 1)
-    return x if patch_size == 0 else _Patches.apply(x, patch_size, patch_stride)
+    return x.transpose(0, 1) if patch_size == 0 else _Patches.apply(x, patch_size, patch_stride)
 
 
 class _Patches(torch.autograd.Function):
-    """Slices of x (T, B, F), which is split by phase, so that a patch's bin k is row k // stride of phase k % stride.
+    """Slices of x, which is split by phase, so that a patch's bin k is row k // stride of phase k % stride.
 
     `unfold` leaves the device on XLA; the gradient that autograd makes of 14 strided slices is 14 arrays as long as
     the trial, where the one here adds up the few patches that share a bin.
@@ -98,13 +97,12 @@ class _Patches(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, size: int, stride: int) -> torch.Tensor:
-        n_bins, n_trials, n_features = x.shape
+        n_trials, n_bins, n_features = x.shape
         n_patches, rows = output_lengths(n_bins, size, stride), -(-n_bins // stride)
-        if rows * stride != n_bins:
-            x = F.pad(x, (0, 0, 0, 0, 0, rows * stride - n_bins))
-        phases = x.reshape(rows, stride, n_trials, n_features)
         ctx.sizes = n_bins, n_patches, rows, size, stride, n_features
-        return torch.cat([phases[k // stride : k // stride + n_patches, k % stride] for k in range(size)], -1)
+        x = F.pad(x, (0, 0, 0, rows * stride - n_bins))
+        phases = x.reshape(n_trials, rows, stride, n_features).permute(2, 1, 0, 3)
+        return torch.cat([phases[k % stride, k // stride : k // stride + n_patches] for k in range(size)], -1)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
@@ -116,8 +114,9 @@ class _Patches(torch.autograd.Function):
                 before = k // stride
                 part = grad[..., k * n_features : (k + 1) * n_features]
                 total = total + F.pad(part, (0, 0, 0, 0, before, rows - n_patches - before)).to(wide)
-            phases.append(total.to(grad.dtype).expand(rows, *grad.shape[1:-1], n_features))
-        return torch.stack(phases, 1).reshape(rows * stride, -1, n_features)[:n_bins], None, None
+            phases.append(total.to(grad.dtype).expand(rows, grad.shape[1], n_features))
+        grad_x = torch.stack(phases).permute(2, 1, 0, 3).reshape(-1, rows * stride, n_features)
+        return grad_x[:, :n_bins], None, None
 
 
 class NoiseModel(nn.Module):

@@ -176,12 +176,13 @@ class _GRULayer(torch.autograd.Function):
     def forward(ctx: Any, projected, weight, bias, start):
         n_steps, hidden, dtype = projected.shape[0], start.shape[-1], projected.dtype
         # Row 0 is the start state and row t + 1 the output of step t, so that backward has h[t - 1] at no cost.
-        states = torch.cat([start[None].to(dtype), start.new_zeros((n_steps, *start.shape), dtype=dtype)])
+        states = start.new_zeros((n_steps + 1, *start.shape), dtype=dtype)
         gates = [At(0, start=gate * hidden, size=hidden) for gate in range(3)]
         _, (_, states) = time_loop(
             "gru", _gru_step, [start.to(_wide(dtype))], [projected, states], gates, [At(1, offset=1)],
             [weight.t(), bias, _half(projected)], n_steps,
         )  # fmt: skip
+        states[:1] = start[None].to(dtype)  # after the loop: written before, it would hold fast memory until then
         ctx.save_for_backward(projected, weight, bias, states)
         ctx.start_dtype = start.dtype
         return states[1:]
@@ -191,18 +192,18 @@ class _GRULayer(torch.autograd.Function):
         projected, weight, bias, states = ctx.saved_tensors
         n_steps, batch, _ = projected.shape
         hidden, dtype, wide = weight.shape[1], projected.dtype, _wide(projected.dtype)
-        before = states[:n_steps].reshape(n_steps * batch, hidden)
-        to_r, to_z, to_m, to_n, z = _gate_factors(projected.reshape(n_steps * batch, -1), before, weight, bias)
+        before = states.view(-1, hidden)[: n_steps * batch]
+        to_r, to_z, to_m, to_n, z = _gate_factors(projected.view(n_steps * batch, -1), before, weight, bias)
         factors = torch.stack([to_r, to_z, to_m]).view(3, n_steps, batch, hidden)
         z, by_gate = z.view(n_steps, batch, hidden), weight.view(3, hidden, hidden)
         # At index t the loop hands the gradient of h[t + 1] on to h[t] and leaves it in the place of d_outputs[t].
         (first,), (_, _, d) = time_loop(
-            "gru_backward", _gru_backward_step, [d_outputs[-1].to(wide)], [factors, z, d_outputs],
+            "gru_backward", _gru_backward_step, [d_outputs[-1].to(wide)], [factors, z, d_outputs.to(wide)],
             [At(0, axis=1, offset=1), At(1, offset=1), At(2)], [At(2)], [by_gate], n_steps - 1, reverse=True,
         )  # fmt: skip
         nothing = torch.zeros_like(first)
         (d_start,), _ = _gru_backward_step([first], [factors[:, 0], z[0], nothing], [by_gate])
-        d = d.reshape(n_steps * batch, hidden).to(wide)
+        d = d.reshape(n_steps * batch, hidden)
         d_r, d_z, d_m, d_n = ((d * factor.to(wide)).to(dtype) for factor in (to_r, to_z, to_m, to_n))
         d_weight = torch.cat([d_r, d_z, d_m], -1).t() @ before
         d_bias = torch.cat([sum_rows(d_r), sum_rows(d_z), sum_rows(d_m)])
@@ -269,6 +270,24 @@ def _sigmoid(x: torch.Tensor, half: torch.Tensor) -> torch.Tensor:
     return torch.tanh(x * half) * half + half
 
 
+def keep_as(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """weight in another dtype, converted once: else the compiler may convert it within each product that uses it."""
+    return weight if weight.dtype == dtype else _KeepAs.apply(weight, dtype)
+
+
+class _KeepAs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight, dtype):
+        ctx.dtype = weight.dtype
+        kept = [weight.to(dtype)]
+        xm.optimization_barrier_(kept)
+        return kept[0]
+
+    @staticmethod
+    def backward(ctx: Any, d):
+        return d.to(ctx.dtype), None
+
+
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """x (..., I) times weight (O, I) transposed plus bias (O,); the gradient of the bias by `sum_rows`."""
     return _Linear.apply(x, weight, bias)
@@ -285,6 +304,29 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         rows = d.reshape(-1, d.shape[-1])
         return d @ weight, rows.t() @ x.reshape(-1, x.shape[-1]), sum_rows(rows)
+
+
+def linear_of_several(
+    x: torch.Tensor, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]
+) -> tuple[torch.Tensor, ...]:
+    """`linear` of one x for several (weight, bias); the gradient of x is one product for all of them."""
+    return _LinearOfSeveral.apply(x, *(tensor for layer in layers for tensor in layer))
+
+
+class _LinearOfSeveral(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x, *weights_and_biases):
+        weights, biases = weights_and_biases[::2], weights_and_biases[1::2]
+        ctx.save_for_backward(x, *weights)
+        return tuple(x @ weight.t() + bias for weight, bias in zip(weights, biases, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients):
+        x, *weights = ctx.saved_tensors
+        rows = [d.reshape(-1, d.shape[-1]) for d in gradients]
+        d_x = torch.cat(gradients, -1) @ torch.cat(weights)
+        x_rows = x.reshape(-1, x.shape[-1])
+        return d_x, *(d for r in rows for d in (r.t() @ x_rows, sum_rows(r)))
 
 
 def sum_rows(x: torch.Tensor) -> torch.Tensor:
