@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 import torch_xla
 import torch_xla.core.xla_builder as xb
 import torch_xla.core.xla_model as xm
@@ -306,29 +307,6 @@ class _Linear(torch.autograd.Function):
         return d @ weight, rows.t() @ x.reshape(-1, x.shape[-1]), sum_rows(rows)
 
 
-def linear_of_several(
-    x: torch.Tensor, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]
-) -> tuple[torch.Tensor, ...]:
-    """`linear` of one x for several (weight, bias); the gradient of x is one product for all of them."""
-    return _LinearOfSeveral.apply(x, *(tensor for layer in layers for tensor in layer))
-
-
-class _LinearOfSeveral(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x, *weights_and_biases):
-        weights, biases = weights_and_biases[::2], weights_and_biases[1::2]
-        ctx.save_for_backward(x, *weights)
-        return tuple(x @ weight.t() + bias for weight, bias in zip(weights, biases, strict=True))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients):
-        x, *weights = ctx.saved_tensors
-        rows = [d.reshape(-1, d.shape[-1]) for d in gradients]
-        d_x = torch.cat(gradients, -1) @ torch.cat(weights)
-        x_rows = x.reshape(-1, x.shape[-1])
-        return d_x, *(d for r in rows for d in (r.t() @ x_rows, sum_rows(r)))
-
-
 def sum_rows(x: torch.Tensor) -> torch.Tensor:
     """Sum of the rows of x (N, H), accumulated in float32: as a product it runs on a TPU's matrix unit."""
     return (x.new_ones((8, x.shape[0])) @ x)[0]  # 8 rows, the height of a register, cost what 1 does
@@ -356,10 +334,11 @@ def ctc_loss(
 class _CTCLoss(torch.autograd.Function):
     """Forward and backward variables of Graves et al. (ICML 2006) as one recurrence over both, in one loop.
 
-    The states are the labels with a blank before, between and after them, L = 2S + 1. A column before the first
+    The states are the labels with a blank before, between and after them, L = 2S + 1. A row before the first
     state holds the start, so that the first frame is a step like any other. The backward variables are the same
     recurrence with time and states reversed, and stand in the second half of the batch. The gradient (minus the
-    posterior of each class) comes from the two, and nothing is differentiated through the loop.
+    posterior of each class) comes from the two, and nothing is differentiated through the loop. States go down the
+    rows and trials across them, (P, L + 1, 2B): a shift by a state is then cheap on a TPU.
 
     Emissions are looked up by a product with a one-hot matrix: gather and scatter take a TPU's compiler minutes.
     The product is of float32, which a TPU rounds to bf16 unless its precision is 'highest', as backend.py sets it.
@@ -379,53 +358,52 @@ class _CTCLoss(torch.autograd.Function):
         states = torch.cat([torch.stack([blanks, labels], 2).reshape(batch, -1), blanks[:, :1]], 1)  # (B, L)
         one_hot = states[:, :, None] == torch.arange(n_classes, device=device, dtype=torch.int32)
         one_hot = one_hot.to(log_probs.dtype)
-        emissions = torch.matmul(one_hot, log_probs.permute(1, 2, 0)).permute(2, 0, 1)  # (P, B, L)
+        emissions = torch.matmul(one_hot, log_probs.permute(1, 2, 0)).permute(2, 1, 0)  # (P, L, B)
 
-        number = torch.arange(n_states, device=device, dtype=torch.int32)[None]
+        number = torch.arange(n_states, device=device, dtype=torch.int32)[:, None]
         frame = torch.arange(n_steps, device=device, dtype=torch.int32)[:, None]
-        last_state = 2 * label_lengths[:, None]
-        alive = frame < lengths  # (P, B)
-        allowed = alive[..., None] & (number <= last_state)
+        last_state = 2 * label_lengths
+        alive = (frame < lengths)[:, None]  # (P, 1, B)
+        allowed = alive & (number <= last_state)  # (P, L, B)
         reachable = torch.where(allowed, emissions, never)
 
         # A label may follow the one before it without a blank, unless they are equal.
         repeated = torch.cat([labels[:, :1] == labels[:, :1], labels[:, 1:] == labels[:, :-1]], 1)
         skip = torch.stack([filled(LOG_ZERO, batch, width), torch.where(repeated, never, zero)], 2)
-        skip = torch.cat([skip.reshape(batch, -1), filled(LOG_ZERO, batch, 1)], 1)  # (B, L): into s from s - 2
+        skip = torch.cat([skip.reshape(batch, -1).t(), filled(LOG_ZERO, 1, batch)])  # (L, B): into s from s - 2
 
-        # Forward: column 0 is the start, from which states 0 and 1 are reached.
-        column = torch.arange(n_states + 1, device=device, dtype=torch.int32)[None]
-        dead = filled(LOG_ZERO, n_steps, batch, 1)
-        forward_emissions = torch.cat([dead, reachable], 2)
-        forward_skip = torch.cat([filled(LOG_ZERO, batch, 1), torch.where(number == 1, zero, skip)], 1)
-        forward_start = torch.where(column == 0, zero, never).expand(batch, -1)
-        # Backward: state s is column L - s, and the end, which waits for a trial's last frame, the one before
+        # Forward: row 0 is the start, from which states 0 and 1 are reached.
+        row = torch.arange(n_states + 1, device=device, dtype=torch.int32)[:, None]
+        dead = filled(LOG_ZERO, n_steps, 1, batch)
+        forward_emissions = torch.cat([dead, reachable], 1)
+        forward_skip = torch.cat([filled(LOG_ZERO, 1, batch), torch.where(number == 1, zero, skip)])
+        forward_start = torch.where(row == 0, zero, never).expand(-1, batch)
+        # Backward: state s is row L - s, and the end, which waits for a trial's last frame, the one before
         # state last_state.
-        end = column == (n_states - 1 - last_state)
-        backward_emissions = torch.cat([reachable, dead], 2).flip(2)
-        backward_emissions = torch.where(end & ~alive[..., None], zero, backward_emissions).flip(0)
-        backward_skip = torch.cat([skip[:, 2:], filled(LOG_ZERO, batch, 3)], 1).flip(1)
-        backward_skip = torch.where(column == (n_states + 1 - last_state), zero, backward_skip)
+        end = row == (n_states - 1 - last_state)
+        backward_emissions = torch.cat([reachable, dead], 1).flip(1)
+        backward_emissions = torch.where(end & ~alive, zero, backward_emissions).flip(0)
+        backward_skip = torch.cat([skip[2:], filled(LOG_ZERO, 3, batch)]).flip(0)
+        backward_skip = torch.where(row == (n_states + 1 - last_state), zero, backward_skip)
         backward_start = torch.where(end, zero, never)
 
-        both = torch.cat([forward_emissions, backward_emissions], 1)  # (P, 2B, L + 1)
-        constants = [torch.cat([forward_skip, backward_skip]), filled(LOG_ZERO, 2 * batch, 2)]
-        _, (both,) = time_loop(
-            "ctc", _ctc_step, [torch.cat([forward_start, backward_start])], [both], [At(0)], [At(0)], constants,
-            n_steps,
-        )  # fmt: skip
-        alpha, beta = both[:, :batch, 1:], both[:, batch:].flip((0, 2))[..., :-1]
+        both = torch.cat([forward_emissions, backward_emissions], 2)  # (P, L + 1, 2B)
+        start, skips = torch.cat([forward_start, backward_start], 1), torch.cat([forward_skip, backward_skip], 1)
+        _, (_, both) = time_loop(
+            "ctc", _ctc_step, [start], [both, torch.zeros_like(both)], [At(0)], [At(1)], [skips], n_steps
+        )
+        alpha, beta = both[:, 1:, :batch], both[..., batch:].flip((0, 1))[:, :-1]
 
         ends = (number == last_state) | (number == last_state - 1)
-        at_end = torch.where((frame == lengths - 1)[..., None] & ends, alpha, never)
-        highest = at_end.amax((0, 2))
-        log_likelihood = highest + torch.log(torch.exp(at_end - highest[:, None]).sum((0, 2)))
+        at_end = torch.where((frame == lengths - 1)[:, None] & ends, alpha, never)
+        highest = at_end.amax((0, 1))
+        log_likelihood = highest + torch.log(torch.exp(at_end - highest).sum((0, 1)))
         fits = log_likelihood > LOG_ZERO / 2
         # Both variables hold the emission of their frame. The sum over a frame's states is the likelihood in every
         # frame; dividing by each frame's own takes out most of the rounding that long sums have gathered.
-        posterior = torch.where(allowed, alpha + beta - emissions, never).softmax(-1)
-        posterior = torch.where(allowed & fits[:, None], posterior, zero)
-        ctx.save_for_backward(torch.matmul(posterior.permute(1, 0, 2), one_hot).transpose(0, 1))
+        posterior = torch.where(allowed, alpha + beta - emissions, never).softmax(1)
+        posterior = torch.where(allowed & fits, posterior, zero)
+        ctx.save_for_backward(torch.matmul(posterior.permute(2, 0, 1), one_hot).transpose(0, 1))
         infinite = torch.where((lengths == 0) & (label_lengths == 0), zero, filled(float("inf")))
         return torch.where(fits, -log_likelihood, infinite)
 
@@ -436,9 +414,9 @@ class _CTCLoss(torch.autograd.Function):
 
 
 def _ctc_step(state: list, inputs: list, constants: list) -> tuple[list, list]:
-    (here,), (emission,), (skip, never) = state, inputs, constants
-    from_1 = torch.cat([never[:, :1], here[:, :-1]], 1)
-    from_2 = torch.cat([never, here[:, :-2]], 1) + skip
+    (here,), (emission,), (skip,) = state, inputs, constants
+    from_1 = F.pad(here, (0, 0, 1, -1), value=LOG_ZERO)  # shifted by one: a single operation, unlike a cat of slices
+    from_2 = F.pad(here, (0, 0, 2, -2), value=LOG_ZERO) + skip
     highest = torch.maximum(torch.maximum(here, from_1), from_2)
     total = torch.exp(here - highest) + torch.exp(from_1 - highest) + torch.exp(from_2 - highest)
     here = highest + torch.log(total) + emission
