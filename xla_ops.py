@@ -17,6 +17,7 @@ import torch_xla
 import torch_xla.core.xla_builder as xb
 import torch_xla.core.xla_model as xm
 
+LARGE = 2048  # hidden units from which reading the weights, and not the number of operations, is a step's time
 LOG_ZERO = -1e30  # finite, since -inf - -inf is NaN
 _loops: dict[tuple, Any] = {}
 
@@ -162,6 +163,8 @@ def gru_layer(projected: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor,
     Returns:
         (P, B, H); its last row is the last state.
     """
+    if weight.shape[1] >= LARGE and torch.is_grad_enabled():
+        return _LargeGRULayer.apply(projected, weight, bias, start)
     return _GRULayer.apply(projected, weight, bias, start)
 
 
@@ -212,14 +215,87 @@ class _GRULayer(torch.autograd.Function):
         return d_projected, d_weight, d_bias, d_start.to(ctx.start_dtype)
 
 
+class _LargeGRULayer(torch.autograd.Function):
+    """See `gru_layer`: the same for layers whose weights do not fit into a TPU's fast memory.
+
+    A step then takes as long as its weights take to be read, and what else it does is nearly free: the factors that
+    `_GRULayer` computes in backward are left by the forward loop, two of them and that of n in the place of
+    `projected`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, projected, weight, bias, start):
+        n_steps, hidden, dtype = projected.shape[0], start.shape[-1], projected.dtype
+        states = start.new_zeros((n_steps + 1, *start.shape), dtype=dtype)
+        to_m, z = torch.zeros_like(states[1:]), torch.zeros_like(states[1:])
+        gates = [At(0, start=gate * hidden, size=hidden) for gate in range(3)]
+        _, (to_rzn, states, to_m, z) = time_loop(
+            "large gru", _large_gru_step, [start.to(_wide(dtype))], [projected, states, to_m, z], gates,
+            [At(1, offset=1), At(0), At(2), At(3)], [weight, bias, _half(projected)], n_steps,
+        )  # fmt: skip
+        states[:1] = start[None].to(dtype)
+        ctx.save_for_backward(to_rzn, to_m, z, weight, states)
+        ctx.start_dtype = start.dtype
+        return states[1:]
+
+    @staticmethod
+    def backward(ctx: Any, d_outputs):
+        to_rzn, to_m, z, weight, states = ctx.saved_tensors
+        n_steps, batch, hidden = d_outputs.shape
+        dtype, wide = d_outputs.dtype, _wide(d_outputs.dtype)
+        reads = [At(0, start=0, size=hidden, offset=1), At(0, start=hidden, size=hidden, offset=1)]
+        (first,), (*_, d) = time_loop(
+            "large gru backward", _large_gru_backward_step, [d_outputs[-1].to(wide)],
+            [to_rzn, to_m, z, d_outputs.to(wide)], [*reads, At(1, offset=1), At(2, offset=1), At(3)], [At(3)],
+            [weight], n_steps - 1, reverse=True,
+        )  # fmt: skip
+        factors = [to_rzn[0, :, :hidden], to_rzn[0, :, hidden : 2 * hidden], to_m[0], z[0], torch.zeros_like(first)]
+        (d_start,), _ = _large_gru_backward_step([first], factors, [weight])
+        to_r, to_z, to_n = to_rzn.chunk(3, -1)
+        d_r, d_z, d_m, d_n = ((d * factor.to(wide)).to(dtype) for factor in (to_r, to_z, to_m, to_n))
+        # In one piece: put together within the products, they would take half as long again.
+        d_gates, d_projected = torch.cat([d_r, d_z, d_m], -1).view(-1, 3 * hidden), torch.cat([d_r, d_z, d_n], -1)
+        xm.optimization_barrier_([d_gates, d_projected])
+        before = states.view(-1, hidden)[: n_steps * batch]
+        return d_projected, d_gates.t() @ before, sum_rows(d_gates), d_start.to(ctx.start_dtype)
+
+
 def _gru_step(state: list, inputs: list, constants: list) -> tuple[list, list]:
-    (h,), (i_r, i_z, i_n), (weight_t, bias, half) = state, inputs, constants
-    dtype, wide = i_r.dtype, h.dtype
-    h_r, h_z, h_n = (gate.to(wide) for gate in (torch.matmul(h.to(dtype), weight_t) + bias).chunk(3, -1))
-    r, z = _sigmoid(i_r.to(wide) + h_r, half), _sigmoid(i_z.to(wide) + h_z, half)
-    n = torch.tanh(i_n.to(wide) + r * h_n)
-    h = n + z * (h - n)
-    return [h], [h.to(dtype)]
+    (h,), (weight_t, bias, half) = state, constants
+    h_r, h_z, h_n = _recurrent_gates(h, weight_t, bias)
+    h, *_ = _gru_cell(h, [i.to(h.dtype) for i in inputs], [h_r, h_z, h_n], half)
+    return [h], [h.to(bias.dtype)]
+
+
+def _large_gru_step(state: list, inputs: list, constants: list) -> tuple[list, list]:
+    (before,), (weight, bias, half) = state, constants
+    h_r, h_z, h_n = _recurrent_gates(before, weight.t(), bias)
+    h, r, z, n = _gru_cell(before, [i.to(before.dtype) for i in inputs], [h_r, h_z, h_n], half)
+    to_r, to_z, to_m, to_n = _factors(before, r, z, n, h_n)
+    written = [h, torch.cat([to_r, to_z, to_n], -1), to_m, z]
+    return [h], [value.to(bias.dtype) for value in written]
+
+
+def _recurrent_gates(h: torch.Tensor, weight_t: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    gates = torch.matmul(h.to(bias.dtype), weight_t) + bias
+    return tuple(gate.to(h.dtype) for gate in gates.chunk(3, -1))
+
+
+def _gru_cell(h: torch.Tensor, inputs: list, recurrent: list, half: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The next h, and the gates r, z and n."""
+    (i_r, i_z, i_n), (h_r, h_z, h_n) = inputs, recurrent
+    r, z = _sigmoid(i_r + h_r, half), _sigmoid(i_z + h_z, half)
+    n = torch.tanh(i_n + r * h_n)
+    return n + z * (h - n), r, z, n
+
+
+def _factors(before, r, z, n, h_n) -> tuple[torch.Tensor, ...]:
+    """What the gradient of h[t] is multiplied by on its way to r, z, m and n.
+
+    r and z mean what goes into these gates, m the recurrent part of the new gate and n all that goes into it.
+    """
+    to_n = (1 - z) * (1 - n * n)
+    return to_n * h_n * r * (1 - r), (before - n) * z * (1 - z), to_n * r, to_n
 
 
 def _gru_backward_step(state: list, inputs: list, constants: list) -> tuple[list, list]:
@@ -231,28 +307,23 @@ def _gru_backward_step(state: list, inputs: list, constants: list) -> tuple[list
     return [d], [d.to(d_output.dtype)]
 
 
+def _large_gru_backward_step(state: list, inputs: list, constants: list) -> tuple[list, list]:
+    (d,), (*factors, z, d_output), (weight,) = state, inputs, constants
+    d_gates = torch.cat([d * factor.to(d.dtype) for factor in factors], -1).to(weight.dtype)
+    d = d_output + (d * z.to(d.dtype) + torch.matmul(d_gates, weight).to(d.dtype))
+    return [d], [d]
+
+
 def _gate_factors(projected, before, weight, bias) -> tuple[torch.Tensor, ...]:
-    """What the gradient of h[t] is multiplied by on its way to r, z, m and n, and the z gate; each (P * B, H).
-
-    r and z mean what goes into these gates, m the recurrent part of the new gate and n all that goes into it.
-    """
-    hidden, dtype, wide = weight.shape[1], projected.dtype, _wide(projected.dtype)
-    half = _half(projected)
-
-    def inputs(gate: int) -> torch.Tensor:
-        return projected[:, gate * hidden : (gate + 1) * hidden].to(wide)
-
-    def recurrent(gate: int) -> torch.Tensor:
-        rows = slice(gate * hidden, (gate + 1) * hidden)
-        return (before @ weight[rows].t() + bias[rows]).to(wide)
-
-    h_n = recurrent(2)
-    r, z = _sigmoid(inputs(0) + recurrent(0), half), _sigmoid(inputs(1) + recurrent(1), half)
-    n = torch.tanh(inputs(2) + r * h_n)
-    to_n = (1 - z) * (1 - n * n)
-    to_z = (before.to(wide) - n) * z * (1 - z)
-    found = [to_n * h_n * r * (1 - r), to_z, to_n * r, to_n, z]
-    found = [factor.to(dtype) for factor in found]
+    """`_factors` and the z gate of all steps at once; each (P * B, H)."""
+    hidden, wide, half = weight.shape[1], _wide(projected.dtype), _half(projected)
+    # Gate by gate: three products of which the rest takes whole results, not slices.
+    rows = [slice(gate * hidden, (gate + 1) * hidden) for gate in range(3)]
+    inputs = [projected[:, row].to(wide) for row in rows]
+    recurrent = [(before @ weight[row].t() + bias[row]).to(wide) for row in rows]
+    _, r, z, n = _gru_cell(before.to(wide), inputs, recurrent, half)
+    found = [*_factors(before.to(wide), r, z, n, recurrent[2]), z]
+    found = [factor.to(projected.dtype) for factor in found]
     xm.optimization_barrier_(found)  # else the compiler computes all of this again for each product that uses it
     return tuple(found)
 
