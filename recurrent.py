@@ -111,7 +111,7 @@ class GRU(nn.Module):
                 xla_ops.keep_as(getattr(self.gru, name), dtype) for name in names
             )
             if layer > 0:
-                x, plus = F.dropout(outputs, self.dropout, self.training), None
+                x, plus = xla_ops.materialised(F.dropout(outputs, self.dropout, self.training)), None
             projected = None if x is None else xla_ops.linear(x.to(dtype), weight_ih, bias_ih)
             if plus is not None:
                 # (hidden Wp' + bp) W' = hidden (W Wp)' + W bp: two small products in place of two wide ones.

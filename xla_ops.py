@@ -20,6 +20,7 @@ import torch_xla.core.xla_model as xm
 LARGE = 2048  # hidden units from which reading the weights, and not the number of operations, is a step's time
 LOG_ZERO = -1e30  # finite, since -inf - -inf is NaN
 _loops: dict[tuple, Any] = {}
+_ones: dict[tuple, torch.Tensor] = {}
 
 
 class At(NamedTuple):
@@ -227,31 +228,30 @@ class _LargeGRULayer(torch.autograd.Function):
     def forward(ctx: Any, projected, weight, bias, start):
         n_steps, hidden, dtype = projected.shape[0], start.shape[-1], projected.dtype
         states = start.new_zeros((n_steps + 1, *start.shape), dtype=dtype)
-        to_m, z = torch.zeros_like(states[1:]), torch.zeros_like(states[1:])
+        to_r, to_z, to_m, to_n, z = (torch.zeros_like(states[1:]) for _ in range(5))
         gates = [At(0, start=gate * hidden, size=hidden) for gate in range(3)]
-        _, (to_rzn, states, to_m, z) = time_loop(
-            "large gru", _large_gru_step, [start.to(_wide(dtype))], [projected, states, to_m, z], gates,
-            [At(1, offset=1), At(0), At(2), At(3)], [weight, bias, _half(projected)], n_steps,
+        _, (_, states, *factors) = time_loop(
+            "large gru", _large_gru_step, [start.to(_wide(dtype))],
+            [projected, states, to_r, to_z, to_m, to_n, z], gates,
+            [At(1, offset=1), *(At(number) for number in range(2, 7))], [weight, bias, _half(projected)], n_steps,
         )  # fmt: skip
         states[:1] = start[None].to(dtype)
-        ctx.save_for_backward(to_rzn, to_m, z, weight, states)
+        ctx.save_for_backward(*factors, weight, states)
         ctx.start_dtype = start.dtype
         return states[1:]
 
     @staticmethod
     def backward(ctx: Any, d_outputs):
-        to_rzn, to_m, z, weight, states = ctx.saved_tensors
+        to_r, to_z, to_m, to_n, z, weight, states = ctx.saved_tensors
         n_steps, batch, hidden = d_outputs.shape
         dtype, wide = d_outputs.dtype, _wide(d_outputs.dtype)
-        reads = [At(0, start=0, size=hidden, offset=1), At(0, start=hidden, size=hidden, offset=1)]
+        arrays = [to_r, to_z, to_m, z]
         (first,), (*_, d) = time_loop(
-            "large gru backward", _large_gru_backward_step, [d_outputs[-1].to(wide)],
-            [to_rzn, to_m, z, d_outputs.to(wide)], [*reads, At(1, offset=1), At(2, offset=1), At(3)], [At(3)],
-            [weight], n_steps - 1, reverse=True,
+            "large gru backward", _large_gru_backward_step, [d_outputs[-1].to(wide)], [*arrays, d_outputs.to(wide)],
+            [*(At(number, offset=1) for number in range(4)), At(4)], [At(4)], [weight], n_steps - 1, reverse=True,
         )  # fmt: skip
-        factors = [to_rzn[0, :, :hidden], to_rzn[0, :, hidden : 2 * hidden], to_m[0], z[0], torch.zeros_like(first)]
-        (d_start,), _ = _large_gru_backward_step([first], factors, [weight])
-        to_r, to_z, to_n = to_rzn.chunk(3, -1)
+        at_start = [*(array[0] for array in arrays), torch.zeros_like(first)]
+        (d_start,), _ = _large_gru_backward_step([first], at_start, [weight])
         d_r, d_z, d_m, d_n = ((d * factor.to(wide)).to(dtype) for factor in (to_r, to_z, to_m, to_n))
         # In one piece: put together within the products, they would take half as long again.
         d_gates, d_projected = torch.cat([d_r, d_z, d_m], -1).view(-1, 3 * hidden), torch.cat([d_r, d_z, d_n], -1)
@@ -271,9 +271,7 @@ def _large_gru_step(state: list, inputs: list, constants: list) -> tuple[list, l
     (before,), (weight, bias, half) = state, constants
     h_r, h_z, h_n = _recurrent_gates(before, weight.t(), bias)
     h, r, z, n = _gru_cell(before, [i.to(before.dtype) for i in inputs], [h_r, h_z, h_n], half)
-    to_r, to_z, to_m, to_n = _factors(before, r, z, n, h_n)
-    written = [h, torch.cat([to_r, to_z, to_n], -1), to_m, z]
-    return [h], [value.to(bias.dtype) for value in written]
+    return [h], [value.to(bias.dtype) for value in (h, *_factors(before, r, z, n, h_n), z)]
 
 
 def _recurrent_gates(h: torch.Tensor, weight_t: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -347,11 +345,25 @@ def keep_as(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return weight if weight.dtype == dtype else _KeepAs.apply(weight, dtype)
 
 
+def materialised(x: torch.Tensor) -> torch.Tensor:
+    """x as it is, computed once: else the compiler may compute it again within each product that uses it."""
+    return _KeepAs.apply(x, x.dtype)
+
+
+def _one(like: torch.Tensor) -> torch.Tensor:
+    """1, in a form that the compiler does not know to be 1."""
+    key = (like.device, like.dtype)
+    if key not in _ones:
+        _ones[key] = torch.ones(1, dtype=like.dtype).to(like.device)
+    return _ones[key]
+
+
 class _KeepAs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight, dtype):
         ctx.dtype = weight.dtype
-        kept = [weight.to(dtype)]
+        # A multiplication and a conversion in one are half the time of the conversion alone, by a TPU's compiler.
+        kept = [weight if weight.dtype == dtype else (weight * _one(weight)).to(dtype)]
         xm.optimization_barrier_(kept)
         return kept[0]
 
