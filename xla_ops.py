@@ -233,7 +233,7 @@ class _LargeGRULayer(torch.autograd.Function):
         _, (_, states, *factors) = time_loop(
             "large gru", _large_gru_step, [start.to(_wide(dtype))],
             [projected, states, to_r, to_z, to_m, to_n, z], gates,
-            [At(1, offset=1), *(At(number) for number in range(2, 7))], [weight, bias, _half(projected)], n_steps,
+            [At(1, offset=1), *(At(number) for number in range(2, 7))], [weight.t(), bias, _half(projected)], n_steps,
         )  # fmt: skip
         states[:1] = start[None].to(dtype)
         ctx.save_for_backward(*factors, weight, states)
@@ -268,8 +268,8 @@ def _gru_step(state: list, inputs: list, constants: list) -> tuple[list, list]:
 
 
 def _large_gru_step(state: list, inputs: list, constants: list) -> tuple[list, list]:
-    (before,), (weight, bias, half) = state, constants
-    h_r, h_z, h_n = _recurrent_gates(before, weight.t(), bias)
+    (before,), (weight_t, bias, half) = state, constants
+    h_r, h_z, h_n = _recurrent_gates(before, weight_t, bias)
     h, r, z, n = _gru_cell(before, [i.to(before.dtype) for i in inputs], [h_r, h_z, h_n], half)
     return [h], [value.to(bias.dtype) for value in (h, *_factors(before, r, z, n, h_n), z)]
 
