@@ -107,9 +107,7 @@ class GRU(nn.Module):
         outputs, last_states = None, []
         for layer in range(self.num_layers):
             names = (f"{kind}_l{layer}" for kind in ("weight_ih", "bias_ih", "weight_hh", "bias_hh"))
-            weight_ih, bias_ih, weight_hh, bias_hh = (
-                xla_ops.keep_as(getattr(self.gru, name), dtype) for name in names
-            )
+            weight_ih, bias_ih, weight_hh, bias_hh = (xla_ops.keep_as(getattr(self.gru, name), dtype) for name in names)
             if layer > 0:
                 x, plus = xla_ops.materialised(F.dropout(outputs, self.dropout, self.training)), None
             projected = None if x is None else xla_ops.linear(x.to(dtype), weight_ih, bias_ih)

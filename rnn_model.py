@@ -111,7 +111,7 @@ class _Patches(torch.autograd.Function):
         if grad.device.type == "xla":
             import xla_ops
 
-            # In bf16 a TPU's compiler keeps it in fast memory, for which the product that makes it takes twice the time.
+            # In bf16 a TPU's compiler keeps it in fast memory, and the product that makes it takes twice the time.
             grad = xla_ops.keep_as(grad, wide)
         for phase in range(stride):
             total = torch.zeros((), dtype=wide, device=grad.device)

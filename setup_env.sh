@@ -4,6 +4,7 @@
 #
 #     ./setup_env.sh             set up, and say how to activate the environment
 #     ./setup_env.sh --python    print a Python that the project runs on, and do nothing else
+#     ./setup_env.sh --tpu_compiler    set up, and add the compiler that tpu_compile_check.py needs (Linux on x86-64)
 #     PYTHON=/path/to/python3.12 ./setup_env.sh    make .venv with this Python
 set -euo pipefail
 
@@ -94,11 +95,25 @@ set_up() {
     fi
 }
 
+# jaxlib and torch_xla each bring their own XLA, so that the compiler is in an environment inside the environment.
+# Versions: those that torch_xla 2.9.0 is built for.
+add_tpu_compiler() {
+    local folder="$VIRTUAL_ENV/tpu_compiler"
+    [[ "$(uname -sm)" == "Linux x86_64" ]] || stop "The TPU's compiler is there for Linux on x86-64 only."
+    [[ -f "$folder/installed" ]] && return
+    echo "installing the TPU's compiler into $folder (about 1 GB)"
+    python -m venv --clear "$folder"
+    "$folder/bin/python" -m pip install --disable-pip-version-check --quiet \
+        jax==0.7.1 jaxlib==0.7.1 libtpu==0.0.21
+    touch "$folder/installed"
+}
+
 if [[ "${BASH_SOURCE[0]}" != "$0" ]]; then
     set_up
 elif [[ "${1:-}" == --python ]]; then
     find_python
 else
     set_up
+    [[ "${1:-}" != --tpu_compiler ]] || add_tpu_compiler
     echo "ready; to use it in this terminal: source \"$VIRTUAL_ENV/bin/activate\""
 fi

@@ -13,9 +13,11 @@ the sum of the compiler's own estimates: good for comparing, and not measured on
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ CHIP_GIB = 15.75  # of a v5e's 16 GB, what a program can have
 PEAK_FLOPS, MEMORY_BYTES_PER_S = 197e12, 819e9  # v5e: docs.cloud.google.com/tpu/docs/v5e
 LINK_BYTES_PER_S = 90e9  # one link of a v5e, both directions
 CHIPS = 8
+LONGEST_WAIT_S = 900  # for another process to be done with the compiler
 PARTS = ("noise_gru", "clean_gru", "noisy_gru", "ctc", "optimiser", "all_reduce")
 
 
@@ -42,7 +45,9 @@ def main() -> int:
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="change settings")
     parser.add_argument("--topology", default="v5e:2x4", help="the TPU slice (v5e:2x4: 8 chips)")
     parser.add_argument("--batch_size", type=_positive, help="trials a chip (dataset.batch_size of the configuration)")
-    parser.add_argument("--time_bins", type=_positive, default=1000, help="length of the trials in bins of 20 ms (1000)")
+    parser.add_argument(
+        "--time_bins", type=_positive, default=1000, help="length of the trials in bins of 20 ms (1000)"
+    )
     parser.add_argument("--replicas", type=_positive, default=1, help="chips that exchange gradients (1)")
     parser.add_argument("--inference", action="store_true", help="the forward pass of evaluation in place of a step")
     parser.add_argument("--json", metavar="FILE", help="write the numbers here too")
@@ -107,7 +112,7 @@ def check(
         traced = _trace_in_new_process(config, time_bins, replicas, inference, hlo)
         compiled = compile_program(hlo, traced["aliases"], topology, replicas, list(PARTS), save_program)
     return {
-        **{key: traced[key] for key in ("parameters", "all_reduces_of_other_micro_batches")},
+        **{key: traced[key] for key in ("parameters", "all_reduces_before_the_last_micro_batch")},
         **_judge(compiled, config, replicas, inference),
     }
 
@@ -120,19 +125,30 @@ def compile_program(
         settings = {"hlo": str(hlo), "aliases": aliases, "topology": topology, "replicas": replicas}
         json.dump({**settings, "parts": parts, "text": text}, program)
         program.flush()
-        script = Path(__file__).with_name("tpu_compiler.py")
-        done = subprocess.run([COMPILER, script, program.name], capture_output=True, text=True)
-    if "libtpu_lockfile" in done.stderr:
-        raise TPUCompileError(
-            "another process of this machine has the TPU's compiler, which serves one at a time: wait until it is done "
-            "(if there is none, remove /tmp/libtpu_lockfile)"
-        )
-    if done.returncode != 0:
-        raise TPUCompileError(f"the TPU's compiler failed:\n{done.stderr[-3000:]}")
-    compiled = json.loads(done.stdout.splitlines()[-1])
+        compiled = _compile(program.name)
+        for waited in range(0, LONGEST_WAIT_S, 5):
+            if "lockfile" not in compiled.get("error", ""):
+                break
+            if waited == 0:
+                print("another process has the TPU's compiler, which serves one at a time: waiting", file=sys.stderr)
+            time.sleep(5)
+            compiled = _compile(program.name)
+        else:
+            raise TPUCompileError(
+                f"another process has had the TPU's compiler for {LONGEST_WAIT_S} s; end it, or, if there is none, "
+                "remove /tmp/libtpu_lockfile"
+            )
     if "error" in compiled and "RESOURCE_EXHAUSTED" not in compiled["error"]:
         raise TPUCompileError(f"the TPU's compiler refused the program: {compiled['error'][:3000]}")
     return compiled
+
+
+def _compile(program: str) -> dict[str, Any]:
+    command = [COMPILER, Path(__file__).with_name("tpu_compiler.py"), program]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise TPUCompileError(f"the TPU's compiler failed:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _judge(compiled: dict[str, Any], config: Any, replicas: int, inference: bool) -> dict[str, Any]:
@@ -195,7 +211,7 @@ def _trace_in_new_process(config: Any, time_bins: int, replicas: int, inference:
 
 
 def _trace_here(hlo: str) -> None:
-    import torch_xla  # first: see backend.py
+    import torch_xla  # noqa: F401  first: see backend.py
 
     from config import config_from_dict
 
@@ -203,13 +219,12 @@ def _trace_here(hlo: str) -> None:
     config = config_from_dict(request["config"])
     trace = _trace_inference if request["inference"] else _trace_training
     outputs, persistent, parameters, others = trace(config, request["time_bins"], request["replicas"])
-    context = torch_xla._XLAC.lowering.LoweringContext("step")
-    context.build(outputs)
+    context = _lowered(outputs)
     Path(hlo).write_bytes(context.hlo())
     first = len(outputs) - len(persistent)
     ids = [context.tensor_parameter_id(tensor) for tensor in persistent]
     aliases = {number: first + i for i, number in enumerate(ids) if number != -1}
-    print(json.dumps({"aliases": aliases, "parameters": parameters, "all_reduces_of_other_micro_batches": others}))
+    print(json.dumps({"aliases": aliases, "parameters": parameters, "all_reduces_before_the_last_micro_batch": others}))
 
 
 class _Stand_ins:
@@ -243,7 +258,10 @@ def _model_and_batch(config: Any, time_bins: int, stand_ins: _Stand_ins) -> tupl
             stand_in = stand_ins.make(parameter.shape, parameter.dtype, persistent=True)
             module._parameters[name] = torch.nn.Parameter(stand_in, requires_grad=parameter.requires_grad)
             stand_ins.tensors[-1] = module._parameters[name]
-    n_trials, n_features = config.dataset.batch_size, len(config.dataset.feature_subset or range(config.dataset.neural_dim))
+    n_trials, n_features = (
+        config.dataset.batch_size,
+        len(config.dataset.feature_subset or range(config.dataset.neural_dim)),
+    )
     shapes = {
         "features": ((n_trials, time_bins, n_features), torch.float32),
         "labels": ((n_trials, LABEL_WIDTH), torch.int64),
@@ -291,19 +309,34 @@ def _trace_training(config: Any, time_bins: int, replicas: int) -> tuple[list, l
             if id(tensor) not in shared:
                 shared[id(tensor)] = tensor, stand_ins.make(tensor.shape, tensor.dtype, persistent=True)
             state[name] = shared[id(tensor)][1]
-    for parameter in step.trained_parameters:
-        if parameter.grad is not None:  # they stay from one micro-batch to the next
-            parameter.grad = stand_ins.make(parameter.shape, parameter.dtype, persistent=True)
-            stand_ins.tensors[-1] = parameter.grad
     _name_scopes(model)
     loss.ctc_loss = _in_scope("ctc", loss.ctc_loss)
     sums = stand_ins.make((len(STEP_METRICS) - 1,), torch.float32)
     n_trials, ramp = stand_ins.make((1,), torch.float32), stand_ins.make((1,), torch.float32)
+
+    exchanges_before_the_last = 0
+    if config.gradient_accumulation_steps > 1:
+        for parameter in step.trained_parameters:
+            parameter.grad = stand_ins.make(parameter.shape, parameter.dtype)
+        other = step.accumulate(batch, sums, n_trials, ramp, 0, 0, last=False)
+        context = _lowered([other, *(parameter.grad for parameter in step.trained_parameters)])
+        exchanges_before_the_last = len(re.findall(r'opcode: "all-reduce', context.hlo_text()))
+        for parameter in step.trained_parameters:  # they stay from one micro-batch to the next
+            parameter.grad = stand_ins.make(parameter.shape, parameter.dtype, persistent=True)
+            stand_ins.tensors[-1] = parameter.grad
     sums = step.accumulate(batch, sums, n_trials, ramp, 0, 0, last=True)
     norm = _in_scope("optimiser", step.update)(0)
     metrics = torch.cat([sums / n_trials, norm.reshape(1)])
     parameters = sum(p.numel() for p in model.parameters())
-    return [metrics, *stand_ins.tensors], stand_ins.originals, parameters, 0
+    return [metrics, *stand_ins.tensors], stand_ins.originals, parameters, exchanges_before_the_last
+
+
+def _lowered(outputs: list) -> Any:
+    import torch_xla
+
+    context = torch_xla._XLAC.lowering.LoweringContext("step")
+    context.build(outputs)
+    return context
 
 
 def _in_scope(name: str, function: Callable) -> Callable:
@@ -334,7 +367,7 @@ def _name_scopes(model: Any) -> None:
             return outputs
 
         module.forward = named
-    for function in (xla_ops._GRULayer, xla_ops._Linear):
+    for function in (xla_ops._GRULayer, xla_ops._LargeGRULayer, xla_ops._Linear):
         forward, backward = function.forward, function.backward
 
         def remember(ctx: Any, *arguments: Any, forward: Callable = forward) -> Any:
@@ -354,8 +387,9 @@ def table(result: dict[str, Any], config: Any, arguments: argparse.Namespace) ->
     """The result in words and numbers."""
     program = "forward pass" if arguments.inference else "training step"
     lines = [
-        f"{program} of {arguments.config_path}: {result['parameters']:,} parameters, {config.dataset.batch_size} trials "
-        f"a chip of {arguments.time_bins} bins, {arguments.replicas} chip(s) of {arguments.topology}",
+        f"{program} of {arguments.config_path}: {result['parameters']:,} parameters, "
+        f"{config.dataset.batch_size} trials a chip of {arguments.time_bins} bins, "
+        f"{arguments.replicas} chip(s) of {arguments.topology}",
         "",
     ]
     if "out_of_memory" in result:
@@ -396,7 +430,9 @@ def table(result: dict[str, Any], config: Any, arguments: argparse.Namespace) ->
 def _what_to_change(config: Any) -> list[str]:
     batch = config.dataset.batch_size
     hints = [f"  --batch_size {batch // 2} (and twice the gradient_accumulation_steps)"] if batch > 1 else []
-    hints.append("  a larger dataset.n_time_buckets does not help: the longest trials count; leave them out, or cut them")
+    hints.append(
+        "  a larger dataset.n_time_buckets does not help: the longest trials count; leave them out, or cut them"
+    )
     if config.model.noise_units > 768:
         hints.append("  model.noise_units=768: a projected noise estimate, an eighth of the parameters")
     return ["", "What takes less:", *hints]

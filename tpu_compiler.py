@@ -165,7 +165,7 @@ def count_cycles(text: str, parts: list[str]) -> dict[str, Any]:
                 continue
             if opcode in ("all-reduce", "all-reduce-start"):
                 collectives["count"] += times
-                collectives["bytes"] += times * shape_bytes(shape.split(") (")[0] if opcode == "all-reduce" else shape)
+                collectives["bytes"] += times * shape_bytes(shape)
             estimate = re.search(r'"estimated_cycles":"(\d+)"', line)
             if estimate:
                 by_part[part] += times * int(estimate.group(1))
