@@ -199,7 +199,9 @@ class _GRULayer(torch.autograd.Function):
         hidden, dtype, wide = weight.shape[1], projected.dtype, _wide(projected.dtype)
         before = states.view(-1, hidden)[: n_steps * batch]
         to_r, to_z, to_m, to_n, z = _gate_factors(projected.view(n_steps * batch, -1), before, weight, bias)
-        factors = torch.stack([to_r, to_z, to_m]).view(3, n_steps, batch, hidden)
+        factors = torch.stack([to_r, to_z, to_m])
+        to_r, to_z, to_m = factors  # not kept twice
+        factors = factors.view(3, n_steps, batch, hidden)
         z, by_gate = z.view(n_steps, batch, hidden), weight.view(3, hidden, hidden)
         # At index t the loop hands the gradient of h[t + 1] on to h[t] and leaves it in the place of d_outputs[t].
         (first,), (_, _, d) = time_loop(
