@@ -220,6 +220,7 @@ def main() -> None:
                 "output_bytes": memory.output_size_in_bytes,
                 "aliased_bytes": memory.alias_size_in_bytes,
                 "temp_bytes": memory.temp_size_in_bytes,
+                "peak_bytes": memory.peak_memory_in_bytes,
                 "product_flops": products,
                 **count_cycles(text, program["parts"]),
             }

@@ -222,8 +222,7 @@ class _LargeGRULayer(torch.autograd.Function):
     """See `gru_layer`: the same for layers whose weights do not fit into a TPU's fast memory.
 
     A step then takes as long as its weights take to be read, and what else it does is nearly free: the factors that
-    `_GRULayer` computes in backward are left by the forward loop, two of them and that of n in the place of
-    `projected`.
+    `_GRULayer` computes in backward are left by the forward loop.
     """
 
     @staticmethod
@@ -249,15 +248,18 @@ class _LargeGRULayer(torch.autograd.Function):
         dtype, wide = d_outputs.dtype, _wide(d_outputs.dtype)
         arrays = [to_r, to_z, to_m, z]
         (first,), (*_, d) = time_loop(
-            "large gru backward", _large_gru_backward_step, [d_outputs[-1].to(wide)], [*arrays, d_outputs.to(wide)],
+            "large gru backward", _large_gru_backward_step, [d_outputs[-1].to(wide)], [*arrays, d_outputs],
             [*(At(number, offset=1) for number in range(4)), At(4)], [At(4)], [weight], n_steps - 1, reverse=True,
         )  # fmt: skip
         at_start = [*(array[0] for array in arrays), torch.zeros_like(first)]
         (d_start,), _ = _large_gru_backward_step([first], at_start, [weight])
+        d = d.to(wide)
         d_r, d_z, d_m, d_n = ((d * factor.to(wide)).to(dtype) for factor in (to_r, to_z, to_m, to_n))
         # In one piece: put together within the products, they would take half as long again.
-        d_gates, d_projected = torch.cat([d_r, d_z, d_m], -1).view(-1, 3 * hidden), torch.cat([d_r, d_z, d_n], -1)
-        xm.optimization_barrier_([d_gates, d_projected])
+        d_gates, d_projected = torch.cat([d_r, d_z, d_m], -1), torch.cat([d_r, d_z, d_n], -1)
+        xm.optimization_barrier_([d_gates])
+        xm.optimization_barrier_([d_projected])
+        d_gates = d_gates.view(-1, 3 * hidden)
         before = states.view(-1, hidden)[: n_steps * batch]
         return d_projected, d_gates.t() @ before, sum_rows(d_gates), d_start.to(ctx.start_dtype)
 
@@ -310,8 +312,8 @@ def _gru_backward_step(state: list, inputs: list, constants: list) -> tuple[list
 def _large_gru_backward_step(state: list, inputs: list, constants: list) -> tuple[list, list]:
     (d,), (*factors, z, d_output), (weight,) = state, inputs, constants
     d_gates = torch.cat([d * factor.to(d.dtype) for factor in factors], -1).to(weight.dtype)
-    d = d_output + (d * z.to(d.dtype) + torch.matmul(d_gates, weight).to(d.dtype))
-    return [d], [d]
+    d = d_output.to(d.dtype) + (d * z.to(d.dtype) + torch.matmul(d_gates, weight).to(d.dtype))
+    return [d], [d.to(d_output.dtype)]
 
 
 def _gate_factors(projected, before, weight, bias) -> tuple[torch.Tensor, ...]:

@@ -49,7 +49,7 @@ def test_a_small_step_is_compiled_for_eight_chips_and_counted():
     n = result["parameters"]
     assert result["fits"] and 12 * n / gib < result["argument_gib"] < 12 * n / gib * 1.3 + 0.001  # weights and moments
     assert result["aliased_gib"] > 12 * n / gib * 0.99  # all of them updated in place
-    assert result["peak_gib"] >= result["argument_gib"]
+    assert result["argument_gib"] <= result["peak_gib"] <= result["argument_gib"] + result["temp_gib"] + 0.13
     parts = result["modelled_ms_by_part"]
     assert set(parts) == {*PARTS, "rest"}
     assert sum(parts.values()) == pytest.approx(result["modelled_ms"], rel=1e-6)
