@@ -275,7 +275,7 @@ class XlaWatch:
                 "or became a constant",
                 name, of_shape,
             )  # fmt: skip
-        elif compiled:
+        elif compiled and shape is not None:
             logger.info("compiled the %s%s in %.1f s", name, of_shape, time.perf_counter() - start)
         self._known.add((name, shape))
 

@@ -156,7 +156,7 @@ class BrainToTextDecoder_Trainer:
         logger.info("%s", backend.description)
         if config.use_tpu and backend.kind != "xla":
             logger.info("use_tpu is true and no TPU is attached: going on without one")
-        if backend.kind == "xla" and backend.world_size != config.num_tpu_cores:
+        if config.use_tpu and backend.kind == "xla" and backend.world_size != config.num_tpu_cores:
             logger.warning(
                 "num_tpu_cores is %d, and this run has %d process(es), one a core: see the global batch below",
                 config.num_tpu_cores, backend.world_size,

@@ -11,7 +11,9 @@ the sum of the compiler's own estimates: good for comparing, and not measured on
 """
 
 import argparse
+import fcntl
 import json
+import math
 import os
 import re
 import subprocess
@@ -41,7 +43,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--config_path", default="rnn_args.yaml", help="the configuration (rnn_args.yaml)")
+    default = Path(__file__).with_name("rnn_args.yaml")
+    parser.add_argument("--config_path", default=str(default), help="the configuration (rnn_args.yaml)")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="change settings")
     parser.add_argument("--topology", default="v5e:2x4", help="the TPU slice (v5e:2x4: 8 chips)")
     parser.add_argument("--batch_size", type=_positive, help="trials a chip (dataset.batch_size of the configuration)")
@@ -61,11 +64,7 @@ def main() -> int:
         config = load_config(arguments.config_path, settings)
         if arguments.time_bins < config.model.patch_size:
             raise ConfigError(f"--time_bins {arguments.time_bins} is less than a patch of {config.model.patch_size}")
-        if not COMPILER.exists():
-            raise TPUCompileError(
-                f"the TPU's compiler is not installed (looked for {COMPILER}); install it, in an environment of its "
-                "own inside this one, with\n    ./setup_env.sh --tpu_compiler"
-            )
+        _check_request(arguments)
         result = check(
             config, arguments.topology, arguments.time_bins, arguments.replicas, arguments.inference,
             arguments.save_program,
@@ -73,6 +72,9 @@ def main() -> int:
     except (ConfigError, TPUCompileError) as error:
         print(error, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     print(table(result, config, arguments))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(result, indent=2) + "\n")
@@ -80,10 +82,34 @@ def main() -> int:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, found {text!r}")
+    return int(text)
+
+
+def _check_request(arguments: argparse.Namespace) -> None:
+    """Raise a TPUCompileError that lists what can be known to fail before a minute of work."""
+    problems = []
+    chips = re.fullmatch(r"v5e:(\d+)x(\d+)", arguments.topology)
+    if chips is None:
+        problems.append(
+            f"--topology {arguments.topology}: only slices of v5e are known here, such as v5e:1x1 or v5e:2x4"
+        )
+    elif arguments.replicas > math.prod(map(int, chips.groups())):
+        n_chips = math.prod(map(int, chips.groups()))
+        problems.append(f"--replicas {arguments.replicas}: {arguments.topology} has {n_chips} chips")
+    for option, file in (("--json", arguments.json), ("--save_program", arguments.save_program)):
+        if file is not None and not os.access(Path(file).resolve().parent, os.W_OK):
+            problems.append(f"{option} {file}: its folder is not there, or cannot be written to")
+        elif file is not None and Path(file).is_dir():
+            problems.append(f"{option} {file} is a folder")
+    if not COMPILER.exists():
+        problems.append(
+            f"the TPU's compiler is not installed (looked for {COMPILER}); install it, in an environment of its own "
+            "inside this one, with\n    ./setup_env.sh --tpu_compiler"
+        )
+    if problems:
+        raise TPUCompileError("\n".join(problems))
 
 
 def check(
@@ -113,7 +139,7 @@ def check(
         compiled = compile_program(hlo, traced["aliases"], topology, replicas, list(PARTS), save_program)
     return {
         **{key: traced[key] for key in ("parameters", "all_reduces_before_the_last_micro_batch")},
-        **_judge(compiled, config, replicas, inference),
+        **_judge(compiled, config, replicas, inference, traced["parameters"]),
     }
 
 
@@ -145,18 +171,25 @@ def compile_program(
 
 def _compile(program: str) -> dict[str, Any]:
     command = [COMPILER, Path(__file__).with_name("tpu_compiler.py"), program]
-    done = subprocess.run(command, capture_output=True, text=True)
+    # One after the other of this program's own, in their order; others are met as "lockfile" above.
+    with open(Path(tempfile.gettempdir()) / f"tpu_compile_check.{os.getuid()}.lock", "w") as queue:
+        try:
+            fcntl.flock(queue, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("another check is compiling, one at a time: waiting", file=sys.stderr)
+            fcntl.flock(queue, fcntl.LOCK_EX)
+        done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise TPUCompileError(f"the TPU's compiler failed:\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _judge(compiled: dict[str, Any], config: Any, replicas: int, inference: bool) -> dict[str, Any]:
+def _judge(compiled: dict[str, Any], config: Any, replicas: int, inference: bool, parameters: int) -> dict[str, Any]:
     """The compiler's counts in the units that people ask for."""
     if "error" in compiled:
-        return {"fits": False, "out_of_memory": compiled["error"].splitlines()[0]}
+        return {"fits": False, "out_of_memory": compiled["error"].splitlines()[0].split(" Total hbm usage")[0]}
     by_part = {part: cycles / 1.5e6 for part, cycles in compiled["by_part"].items()}
-    exchange = 1e3 * 2 * (replicas - 1) / replicas * compiled["all_reduce_bytes"] / LINK_BYTES_PER_S
+    exchange = _exchange_ms(replicas, compiled["all_reduce_bytes"])
     by_part["all_reduce"] += exchange
     modelled = compiled["cycles"] / 1.5e6 + exchange
     arguments, temporaries = compiled["argument_bytes"], compiled["temp_bytes"]
@@ -180,12 +213,17 @@ def _judge(compiled: dict[str, Any], config: Any, replicas: int, inference: bool
         "compile_s": compiled["compile_s"],
     }
     if not inference:
-        once = by_part["optimiser"] + by_part["all_reduce"]  # the other micro-batches of a step go without
-        step_ms = config.gradient_accumulation_steps * (modelled - once) + once
-        result["hours_eight_chips"] = config.num_training_batches * step_ms / 3.6e6
-        one_chip_ms = CHIPS * config.gradient_accumulation_steps * (modelled - once) + by_part["optimiser"]
-        result["hours_one_chip"] = config.num_training_batches * one_chip_ms / 3.6e6
+        optimiser = by_part["optimiser"]  # once a step: its other micro-batches go without
+        micro_batches = config.gradient_accumulation_steps * (modelled - optimiser - by_part["all_reduce"])
+        eight_chips_ms = micro_batches + optimiser + _exchange_ms(CHIPS, compiled["all_reduce_bytes"] or 4 * parameters)
+        result["hours_eight_chips"] = config.num_training_batches * eight_chips_ms / 3.6e6
+        result["hours_one_chip"] = config.num_training_batches * (CHIPS * micro_batches + optimiser) / 3.6e6
     return result
+
+
+def _exchange_ms(chips: int, n_bytes: int) -> float:
+    """An all-reduce over a ring of chips: each sends 2 (n - 1) / n of the bytes."""
+    return 1e3 * 2 * (chips - 1) / chips * n_bytes / LINK_BYTES_PER_S
 
 
 # ---- tracing, in a process of its own, since torch_xla changes torch -------------------------------------------------

@@ -415,6 +415,10 @@ def ctc_loss(
     Returns:
         (B,) losses: infinite, with a gradient of zero, where the labels do not fit into the frames.
     """
+    if labels.shape[1] == 0:
+        labels = labels.new_zeros((len(labels), 1))
+    # An impossible class is -inf, which the lookup of emissions would multiply by zero.
+    log_probs = log_probs.clamp(min=LOG_ZERO)
     return _CTCLoss.apply(log_probs, labels.int(), lengths.int(), label_lengths.int())
 
 

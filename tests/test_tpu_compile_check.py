@@ -65,6 +65,9 @@ def test_a_small_step_is_compiled_for_eight_chips_and_counted():
 @on_linux
 def test_gradients_are_exchanged_once_a_step_when_they_are_accumulated():
     alone = check(small_config(gradient_accumulation_steps=1), time_bins=60)
+    exchange_ms = 1e3 * 2 * 7 / 8 * 4 * alone["parameters"] / 90e9  # of eight chips, though one was compiled for
+    expected = alone["modelled_ms"] + exchange_ms
+    assert alone["hours_eight_chips"] == pytest.approx(120_000 * expected / 3.6e6)
     result = check(small_config(gradient_accumulation_steps=4), time_bins=60, replicas=2)
     assert alone["all_reduces"] == alone["all_reduce_bytes"] == 0
     assert result["all_reduces_before_the_last_micro_batch"] == 0
@@ -97,6 +100,23 @@ def test_what_does_not_fit_is_an_answer_with_what_to_change(tmp_path):
     arguments.topology = "v5e:2x4"
     text = tpu_compile_check.table(result, config, arguments)
     assert "does not fit" in text and "--batch_size 2048" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--topology", "v6e:2x4"], "only slices of v5e"),
+        (["--replicas", "16"], "v5e:2x4 has 8 chips"),
+        (["--json", "/nowhere/x.json"], "its folder is not there"),
+        (["--save_program", "/tmp"], "is a folder"),
+        (["--batch_size", "x"], "expected a whole number from 1, found 'x'"),
+        (["--time_bins", "13"], "less than a patch of 14"),
+    ],
+)
+def test_what_cannot_work_is_said_before_any_work(options, words, tmp_path):
+    command = [sys.executable, ROOT / "tpu_compile_check.py", *options]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode in (1, 2) and words in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_missing_compiler_is_said_with_the_command_that_installs_it(tmp_path):

@@ -132,6 +132,20 @@ def test_ctc_equals_torchs_in_value_and_gradient(data):
     torch.testing.assert_close(found_grad, expected_grad, rtol=1e-4, atol=1e-5)
 
 
+def test_ctc_with_no_labels_at_all_and_with_an_impossible_class():
+    torch.manual_seed(0)
+    logits = torch.randn(9, 2, 5)
+    lengths, none = torch.tensor([9, 7]), torch.zeros(2, dtype=torch.int64)
+    for labels, label_lengths in (
+        (torch.zeros(2, 0, dtype=torch.int64), none),
+        (torch.tensor([[1, 2], [2, 1]]), none + 2),
+    ):
+        (expected, _), (found, grad) = (ctc_on(d, logits, labels, lengths, label_lengths) for d in ("cpu", "xla"))
+        torch.testing.assert_close(found, expected)
+        logits[:, :, 4] = -torch.inf  # for the second: a class that no label needs
+    assert grad.isfinite().all()
+
+
 def test_ctc_of_long_trials_is_as_exact_as_torchs():
     torch.manual_seed(0)
     logits, labels = torch.randn(300, 3, 41) * 3, torch.randint(1, 41, (3, 60))
