@@ -618,8 +618,8 @@ def test_evaluation_without_a_model_path_finds_checkpoints_kept_elsewhere(make_t
 
 
 def test_fewer_processes_than_tpu_cores_are_said(make_trainer):
-    for cores, said in ((8, True), (1, False)):
-        trainer = make_trainer(num_tpu_cores=cores)
+    for cores, use_tpu, said in ((8, True, True), (1, True, False), (8, False, False)):
+        trainer = make_trainer(num_tpu_cores=cores, use_tpu=use_tpu)
         trainer.backend.kind = "xla"
         trainer._log_device()
         assert (f"num_tpu_cores is {cores}, and this run has 1 process" in log_of(trainer)) == said

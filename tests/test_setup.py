@@ -138,6 +138,8 @@ def active(checkout, tmp_path) -> dict[str, str]:
     """Variables of an active environment whose Python notes how it is called, and does nothing else."""
     note = f'echo "$*" >> "{tmp_path}/calls"; case "$*" in "$FAIL"*) exit 3;; esac'
     fake_python(tmp_path / "active/bin/python", "3.11", note)
+    fake_python(tmp_path / "active/tpu_compiler/bin/python", "3.11", note)
+    (tmp_path / "active/tpu_compiler/installed").touch()
     shutil.copy(checkout / "requirements.txt", tmp_path / "active/requirements.installed")
     return {"VIRTUAL_ENV": str(tmp_path / "active"), "FAIL": "nothing"}
 
@@ -148,6 +150,18 @@ def calls(tmp_path: Path) -> list[str]:
     lines = path.read_text().splitlines()
     path.unlink()
     return lines
+
+
+def test_the_tpu_compiler_is_installed_once_in_an_environment_of_its_own(checkout, tmp_path, active):
+    installed = tmp_path / "active/tpu_compiler/installed"
+    installed.unlink()
+    for expected in (["-m venv --clear", "-m pip install"], []):
+        result = call([checkout / "setup_env.sh", "--tpu_compiler"], tmp_path, **active)
+        assert result.returncode == 0 and "ready" in result.stdout
+        found = calls(tmp_path) if expected else []
+        assert [" ".join(line.split()[:3]) for line in found] == expected
+        assert not expected or found[1].endswith("jax==0.7.1 jaxlib==0.7.1 libtpu==0.0.21")
+    assert installed.exists() and not (tmp_path / "calls").exists()
 
 
 def test_run_tests_checks_the_style_and_passes_its_arguments_on(checkout, tmp_path, active):
