@@ -12,7 +12,7 @@ import xla_ops
 from backend import XlaWatch
 from recurrent import GRU, Projection
 from rnn_model import make_patches
-from xla_ops import At, time_loop
+from xla_loop import At, time_loop
 
 XLA = torch.device("xla")
 
@@ -31,11 +31,15 @@ def run(module, x, state, out_weights):
     return [outputs.detach(), last.detach(), x.grad, state.grad, *(p.grad for p in module.parameters())]
 
 
+@pytest.mark.parametrize("large", [1, 10**9], ids=["for large weights", "for small weights"])
 @pytest.mark.parametrize(
     ("n_steps", "n_trials", "width", "hidden", "n_layers"), [(1, 1, 3, 2, 1), (2, 3, 8, 5, 2), (33, 4, 20, 12, 3)]
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
-def test_the_recurrent_layer_equals_torch_nn_gru(n_steps, n_trials, width, hidden, n_layers, dtype, tolerance):
+def test_the_recurrent_layer_equals_torch_nn_gru(
+    n_steps, n_trials, width, hidden, n_layers, dtype, tolerance, large, monkeypatch
+):
+    monkeypatch.setattr(xla_ops, "LARGE", large)
     torch.manual_seed(n_steps)
     expected = TorchGRU(width, hidden, n_layers).double()
     ours = GRU(width, hidden, n_layers)
@@ -49,7 +53,9 @@ def test_the_recurrent_layer_equals_torch_nn_gru(n_steps, n_trials, width, hidde
         assert furthest(value, reference) < tolerance
 
 
-def test_in_bf16_the_recurrent_layer_stays_as_close_as_bf16_allows():
+@pytest.mark.parametrize("large", [1, 10**9])
+def test_in_bf16_the_recurrent_layer_stays_as_close_as_bf16_allows(large, monkeypatch):
+    monkeypatch.setattr(xla_ops, "LARGE", large)
     torch.manual_seed(0)
     expected = TorchGRU(16, 12, 2)
     ours = GRU(16, 12, 2)
