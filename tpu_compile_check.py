@@ -265,7 +265,7 @@ def _trace_here(hlo: str) -> None:
     print(json.dumps({"aliases": aliases, "parameters": parameters, "all_reduces_before_the_last_micro_batch": others}))
 
 
-class _Stand_ins:
+class _StandIns:
     """Tensors on XLA that have a shape and no memory, and keep being found after they were changed in place."""
 
     def __init__(self) -> None:
@@ -284,7 +284,7 @@ class _Stand_ins:
         return tensor
 
 
-def _model_and_batch(config: Any, time_bins: int, stand_ins: _Stand_ins) -> tuple[Any, dict[str, Any]]:
+def _model_and_batch(config: Any, time_bins: int, stand_ins: _StandIns) -> tuple[Any, dict[str, Any]]:
     import torch
 
     from rnn_model import build_model
@@ -321,7 +321,7 @@ def _backend(config: Any, replicas: int) -> Any:
 def _trace_inference(config: Any, time_bins: int, replicas: int) -> tuple[list, list, int, int]:
     from inference import batch_logits
 
-    stand_ins = _Stand_ins()
+    stand_ins = _StandIns()
     model, batch = _model_and_batch(config, time_bins, stand_ins)
     _name_scopes(model)
     decoded = next(batch_logits(model, [batch], config, _backend(config, replicas)))
@@ -336,7 +336,7 @@ def _trace_training(config: Any, time_bins: int, replicas: int) -> tuple[list, l
     from optimizer import make_optimizer
     from training_step import STEP_METRICS, TrainingStep
 
-    backend, stand_ins = _backend(config, replicas), _Stand_ins()
+    backend, stand_ins = _backend(config, replicas), _StandIns()
     model, batch = _model_and_batch(config, time_bins, stand_ins)
     model.train()
     optimizer = make_optimizer(model, config, backend.device)
