@@ -107,7 +107,8 @@ class GRU(nn.Module):
         outputs, last_states = None, []
         for layer in range(self.num_layers):
             names = (f"{kind}_l{layer}" for kind in ("weight_ih", "bias_ih", "weight_hh", "bias_hh"))
-            weight_ih, bias_ih, weight_hh, bias_hh = (xla_ops.keep_as(getattr(self.gru, name), dtype) for name in names)
+            weight_ih, bias_ih, weight_hh, bias_hh = (getattr(self.gru, name) for name in names)
+            weight_ih, bias_ih = xla_ops.keep_as(weight_ih, dtype), xla_ops.keep_as(bias_ih, dtype)
             if layer > 0:
                 x, plus = xla_ops.materialised(F.dropout(outputs, self.dropout, self.training)), None
             projected = None if x is None else xla_ops.linear(x.to(dtype), weight_ih, bias_ih)

@@ -31,14 +31,14 @@ def gru_layer(projected: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor,
 
     Args:
         projected: (P, B, 3H), the inputs times weight_ih plus bias_ih; the dtype of the outputs.
-        weight, bias: weight_hh (3H, H) and bias_hh (3H,), in that dtype.
+        weight, bias: weight_hh (3H, H) and bias_hh (3H,), of any dtype.
         start: (B, H), of any dtype.
     Returns:
         (P, B, H); its last row is the last state.
     """
     if weight.shape[1] >= LARGE and torch.is_grad_enabled():
         return _LargeGRULayer.apply(projected, weight, bias, start)
-    return _GRULayer.apply(projected, weight, bias, start)
+    return _GRULayer.apply(projected, keep_as(weight, projected.dtype), keep_as(bias, projected.dtype), start)
 
 
 class _GRULayer(torch.autograd.Function):
@@ -54,10 +54,11 @@ class _GRULayer(torch.autograd.Function):
         n_steps, hidden, dtype = projected.shape[0], start.shape[-1], projected.dtype
         # Row 0 is the start state and row t + 1 the output of step t, so that backward has h[t - 1] at no cost.
         states = start.new_zeros((n_steps + 1, *start.shape), dtype=dtype)
+        weights = _gate_weights(weight, projected, transposed=True) if hidden >= LARGE else [weight.t()]
         gates = [At(0, start=gate * hidden, size=hidden) for gate in range(3)]
         _, (_, states) = time_loop(
             "gru", _gru_step, [start.to(_wide(dtype))], [projected, states], gates, [At(1, offset=1)],
-            [weight.t(), bias, _half(projected)], n_steps,
+            [*weights, bias, _half(projected)], n_steps,
         )  # fmt: skip
         states[:1] = start[None].to(dtype)  # after the loop: written before, it would hold fast memory until then
         ctx.save_for_backward(projected, weight, bias, states)
@@ -94,7 +95,7 @@ class _LargeGRULayer(torch.autograd.Function):
     """See `gru_layer`: the same for layers whose weights do not fit into a TPU's fast memory.
 
     A step then takes as long as its weights take to be read, and what else it does is nearly free: the factors that
-    `_GRULayer` computes in backward are left by the forward loop.
+    `_GRULayer` computes in backward are left by the forward loop. `_gate_weights` keeps a third from being read.
     """
 
     @staticmethod
@@ -106,11 +107,12 @@ class _LargeGRULayer(torch.autograd.Function):
         _, (_, states, *factors) = time_loop(
             "large gru", _large_gru_step, [start.to(_wide(dtype))],
             [projected, states, to_r, to_z, to_m, to_n, z], gates,
-            [At(1, offset=1), *(At(number) for number in range(2, 7))], [weight.t(), bias, _half(projected)], n_steps,
+            [At(1, offset=1), *(At(number) for number in range(2, 7))],
+            [*_gate_weights(weight, projected, transposed=True), bias.to(dtype), _half(projected)], n_steps,
         )  # fmt: skip
         states[:1] = start[None].to(dtype)
         ctx.save_for_backward(*factors, weight, states)
-        ctx.start_dtype = start.dtype
+        ctx.start_dtype, ctx.bias_dtype = start.dtype, bias.dtype
         return states[1:]
 
     @staticmethod
@@ -119,12 +121,13 @@ class _LargeGRULayer(torch.autograd.Function):
         n_steps, batch, hidden = d_outputs.shape
         dtype, wide = d_outputs.dtype, _wide(d_outputs.dtype)
         arrays = [to_r, to_z, to_m, z]
+        weights = _gate_weights(weight, d_outputs)
         (first,), (*_, d) = time_loop(
             "large gru backward", _large_gru_backward_step, [d_outputs[-1].to(wide)], [*arrays, d_outputs],
-            [*(At(number, offset=1) for number in range(4)), At(4)], [At(4)], [weight], n_steps - 1, reverse=True,
+            [*(At(number, offset=1) for number in range(4)), At(4)], [At(4)], weights, n_steps - 1, reverse=True,
         )  # fmt: skip
         at_start = [*(array[0] for array in arrays), torch.zeros_like(first)]
-        (d_start,), _ = _large_gru_backward_step([first], at_start, [weight])
+        (d_start,), _ = _large_gru_backward_step([first], at_start, weights)
         d = d.to(wide)
         d_r, d_z, d_m, d_n = ((d * factor.to(wide)).to(dtype) for factor in (to_r, to_z, to_m, to_n))
         # In one piece: put together within the products, they would take half as long again.
@@ -133,26 +136,44 @@ class _LargeGRULayer(torch.autograd.Function):
         xm.optimization_barrier_([d_projected])
         d_gates = d_gates.view(-1, 3 * hidden)
         before = states.view(-1, hidden)[: n_steps * batch]
-        return d_projected, d_gates.t() @ before, sum_rows(d_gates), d_start.to(ctx.start_dtype)
+        d_weight = (d_gates.t() @ before).to(weight.dtype)
+        return d_projected, d_weight, sum_rows(d_gates).to(ctx.bias_dtype), d_start.to(ctx.start_dtype)
+
+
+def _gate_weights(weight: torch.Tensor, before: torch.Tensor, transposed: bool = False) -> list[torch.Tensor]:
+    """The weights of the three gates in the dtype of `before`, made no earlier than it.
+
+    Three arrays, since the compiler puts into fast memory (128 MiB) only whole arrays that the program makes: a third
+    of the weights of 7,168 units fits, and a step then reads two thirds.
+    """
+    one = _one(weight).clone()
+    xm.optimization_barrier_([before, one])
+    weights = [(gate * one).to(before.dtype) for gate in weight.chunk(3)]
+    weights = [weight.t() for weight in weights] if transposed else weights
+    xm.optimization_barrier_(weights)
+    return weights
 
 
 def _gru_step(state: list, inputs: list, constants: list) -> tuple[list, list]:
-    (h,), (weight_t, bias, half) = state, constants
-    h_r, h_z, h_n = _recurrent_gates(h, weight_t, bias)
+    (h,), (*weights, bias, half) = state, constants
+    h_r, h_z, h_n = _recurrent_gates(h, weights, bias)
     h, *_ = _gru_cell(h, [i.to(h.dtype) for i in inputs], [h_r, h_z, h_n], half)
     return [h], [h.to(bias.dtype)]
 
 
 def _large_gru_step(state: list, inputs: list, constants: list) -> tuple[list, list]:
-    (before,), (weight_t, bias, half) = state, constants
-    h_r, h_z, h_n = _recurrent_gates(before, weight_t, bias)
+    (before,), (*weights, bias, half) = state, constants
+    h_r, h_z, h_n = _recurrent_gates(before, weights, bias)
     h, r, z, n = _gru_cell(before, [i.to(before.dtype) for i in inputs], [h_r, h_z, h_n], half)
     return [h], [value.to(bias.dtype) for value in (h, *_factors(before, r, z, n, h_n), z)]
 
 
-def _recurrent_gates(h: torch.Tensor, weight_t: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    gates = torch.matmul(h.to(bias.dtype), weight_t) + bias
-    return tuple(gate.to(h.dtype) for gate in gates.chunk(3, -1))
+def _recurrent_gates(h: torch.Tensor, weights: list, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What h adds to the gates, by one weight (H, 3H) or by three (H, H)."""
+    biases = bias.chunk(len(weights))
+    products = [torch.matmul(h.to(bias.dtype), weight) + b for weight, b in zip(weights, biases, strict=True)]
+    gates = products if len(products) == 3 else products[0].chunk(3, -1)
+    return tuple(gate.to(h.dtype) for gate in gates)
 
 
 def _gru_cell(h: torch.Tensor, inputs: list, recurrent: list, half: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -182,9 +203,12 @@ def _gru_backward_step(state: list, inputs: list, constants: list) -> tuple[list
 
 
 def _large_gru_backward_step(state: list, inputs: list, constants: list) -> tuple[list, list]:
-    (d,), (*factors, z, d_output), (weight,) = state, inputs, constants
-    d_gates = torch.cat([d * factor.to(d.dtype) for factor in factors], -1).to(weight.dtype)
-    d = d_output.to(d.dtype) + (d * z.to(d.dtype) + torch.matmul(d_gates, weight).to(d.dtype))
+    (d,), (*factors, z, d_output) = state, inputs
+    d_gates = [(d * factor.to(d.dtype)).to(constants[0].dtype) for factor in factors]
+    # Else computed within each product, which then waits for it instead of for its weight.
+    xm.optimization_barrier_(d_gates)
+    through = [d_gate @ weight for d_gate, weight in zip(d_gates, constants, strict=True)]
+    d = d_output.to(d.dtype) + (d * z.to(d.dtype) + sum(t.to(d.dtype) for t in through))
     return [d], [d.to(d_output.dtype)]
 
 
