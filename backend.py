@@ -292,8 +292,12 @@ def _prepare_xla() -> None:
             f"{rounding[0]} is set: it turns weights and optimiser state into bf16, where small updates vanish. Unset "
             "it, and have mixed_precision: 'no' in the Accelerate file; use_amp: true is bf16 where it does no harm"
         )
-    if "PJRT_DEVICE" not in os.environ and not tpu_attached():
-        os.environ["PJRT_DEVICE"] = "CPU"
+    wanted = os.environ.setdefault("PJRT_DEVICE", "TPU" if tpu_attached() else "CPU")
+    if wanted not in ("CPU", "TPU") or (wanted == "TPU" and not tpu_attached()):
+        raise BackendError(
+            f"PJRT_DEVICE is {wanted}, and torch_xla {'finds no TPU here' if wanted == 'TPU' else 'has no such device'}"
+            "; unset it, or set it to CPU to rehearse on this machine's processor"
+        )
     import torch_xla.backends
 
     # Of float32 products only: a TPU rounds their factors to bf16 otherwise. bf16 products are not touched.

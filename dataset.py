@@ -85,12 +85,20 @@ def batch_shapes(trials: Sequence[Trial], config, batch_size: int | None = None)
     # At least one patch: the model then always has a frame to compute, also where all trials are too short
     # for one.
     lengths = [max(trial.n_time_steps, config.model.patch_size, 1) for trial in trials]
-    return BatchShapes(
+    shapes = BatchShapes(
         batch_size=batch_size or config.dataset.batch_size,
         buckets=time_buckets(lengths, config.dataset.n_time_buckets),
         label_width=_round_up(max(1, *(trial.seq_len for trial in trials), 1)),
         n_features=n_features(config),
     )
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if shapes.largest_batch_bytes > memory:
+        raise DataError(
+            f"a batch of {shapes.batch_size} trials of {shapes.buckets[-1]} bins takes "
+            f"{shapes.largest_batch_bytes / 1e9:.0f} GB, and this machine has {memory / 1e9:.0f}; lower "
+            "dataset.batch_size (--batch_size)"
+        )
+    return shapes
 
 
 def time_buckets(lengths: Sequence[int], n_buckets: int) -> tuple[int, ...]:

@@ -100,6 +100,7 @@ def evaluation(
     model = restore_model(checkpoint, config, checkpoint_path).to(backend.device)
 
     decodable = [trial for trial in trials if trial not in undecodable]
+    config.dataset.batch_size = min(config.dataset.batch_size, max(1, len(decodable)))
     phonemes = dict(zip(decodable, decode(model, decodable, config, backend), strict=True))
     decoded = [phonemes.get(trial, []) for trial in trials]
     places = [(trial.session, trial.block_num, trial.trial_num) for trial in trials]
@@ -378,7 +379,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     mixed_precision = not options.pop("disable_mixed_precision")
     try:
         results = evaluation(**options, mixed_precision=mixed_precision)
-    except (ValueError, OSError) as error:  # the project's own errors are ValueErrors
+    except (ValueError, OSError, MemoryError) as error:  # the project's own errors are ValueErrors
         print(f"evaluate_model.py: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

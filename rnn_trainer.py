@@ -234,17 +234,16 @@ class BrainToTextDecoder_Trainer:
         if bad.any():
             step = int(np.argmax(bad))
             found = ", ".join(f"{n} {v:.4g}" for n, v in zip(STEP_METRICS, values[step], strict=True))
+            latest = latest_checkpoint(self.checkpoint_dir)
+            saved = "No checkpoint had been written."
+            if latest:
+                saved = f"The last finite state is in {latest} (after batch {load_checkpoint(latest)['step']})."
             message = (
-                f"training diverged at batch {first + step + 1}: {found}. The last finite state is in "
-                f"{self.checkpoint_dir} (after batch {self._saved_step()}). Try a lower lr_max, more "
+                f"training diverged at batch {first + step + 1}: {found}. {saved} Try a lower lr_max, more "
                 "lr_warmup_steps, a smaller grad_norm_clip_value, or use_amp: false."
             )
             logger.error("%s", message)
             raise TrainingDiverged(message)
-
-    def _saved_step(self) -> int:
-        latest = latest_checkpoint(self.checkpoint_dir)
-        return load_checkpoint(latest)["step"] if latest else 0
 
     def _log_training(self) -> None:
         self._fetch_losses()
@@ -361,7 +360,7 @@ class BrainToTextDecoder_Trainer:
             self._blank_validations = 0
             return
         self._blank_validations = getattr(self, "_blank_validations", 0) + 1
-        if math.isfinite(self.best_PER) and self.best_PER < 0.9:
+        if self.best_PER < 0.9 and metrics["avg_loss"] > self.best_loss:
             logger.warning(
                 "the model emits nothing but blanks, after a PER of %.2f%% at batch %d: training has diverged; "
                 "try a lower lr_max", 100 * self.best_PER, self.best_step,

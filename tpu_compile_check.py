@@ -30,6 +30,7 @@ CHIP_GIB = 15.75  # of a v5e's 16 GB, what a program can have
 PEAK_FLOPS, MEMORY_BYTES_PER_S = 197e12, 819e9  # v5e: docs.cloud.google.com/tpu/docs/v5e
 LINK_BYTES_PER_S = 90e9  # one link of a v5e, both directions
 CHIPS = 8
+LOCK_FILE = Path("/tmp/libtpu_lockfile")  # libtpu's own
 LONGEST_WAIT_S = 900  # for another process to be done with the compiler
 PARTS = ("noise_gru", "clean_gru", "noisy_gru", "ctc", "optimiser", "all_reduce")
 
@@ -69,16 +70,16 @@ def main() -> int:
             config, arguments.topology, arguments.time_bins, arguments.replicas, arguments.inference,
             arguments.save_program,
         )  # fmt: skip
-    except (ConfigError, TPUCompileError) as error:
+        print(table(result, config, arguments))
+        if arguments.json:
+            Path(arguments.json).write_text(json.dumps(result, indent=2) + "\n")
+    except (ConfigError, TPUCompileError, OSError) as error:
         print(error, file=sys.stderr)
-        return 1
+        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    print(table(result, config, arguments))
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(result, indent=2) + "\n")
-    return 0 if result["fits"] else 2
+    return 0 if result["fits"] else 1
 
 
 def _positive(text: str) -> int:
@@ -98,11 +99,10 @@ def _check_request(arguments: argparse.Namespace) -> None:
     elif arguments.replicas > math.prod(map(int, chips.groups())):
         n_chips = math.prod(map(int, chips.groups()))
         problems.append(f"--replicas {arguments.replicas}: {arguments.topology} has {n_chips} chips")
+    problems += _locked_by_another()
     for option, file in (("--json", arguments.json), ("--save_program", arguments.save_program)):
-        if file is not None and not os.access(Path(file).resolve().parent, os.W_OK):
-            problems.append(f"{option} {file}: its folder is not there, or cannot be written to")
-        elif file is not None and Path(file).is_dir():
-            problems.append(f"{option} {file} is a folder")
+        if file is not None:
+            problems += _unwritable(option, file)
     if not COMPILER.exists():
         problems.append(
             f"the TPU's compiler is not installed (looked for {COMPILER}); install it, in an environment of its own "
@@ -110,6 +110,28 @@ def _check_request(arguments: argparse.Namespace) -> None:
         )
     if problems:
         raise TPUCompileError("\n".join(problems))
+
+
+def _unwritable(option: str, file: str) -> list[str]:
+    existed = os.path.exists(file)
+    try:
+        with open(file, "a"):
+            pass
+    except OSError as error:
+        return [f"{option} {file!r} cannot be written: {error.strerror}"]
+    if not existed:
+        os.remove(file)
+    return []
+
+
+def _locked_by_another() -> list[str]:
+    """A lock file that this user cannot open, which the compiler would take for a compilation that goes on."""
+    if not LOCK_FILE.exists() or os.access(LOCK_FILE, os.R_OK | os.W_OK):
+        return []
+    return [
+        f"{LOCK_FILE} belongs to {LOCK_FILE.owner()}, and only they can use the TPU's compiler here until they, or an "
+        "administrator, remove it"
+    ]
 
 
 def check(
@@ -133,6 +155,10 @@ def check(
     Raises:
         TPUCompileError: the compiler is missing, is busy or fails.
     """
+    batch_gib = 4 * config.dataset.batch_size * time_bins * config.dataset.neural_dim / 2**30
+    if batch_gib > CHIP_GIB:
+        words = f"the features of a batch alone take {batch_gib:.1f}G of {CHIP_GIB}G"
+        return {"fits": False, "peak_gib": batch_gib, "out_of_memory": words}
     with tempfile.TemporaryDirectory() as folder:
         hlo = Path(folder) / "program.hlo"
         traced = _trace_in_new_process(config, time_bins, replicas, inference, hlo)
@@ -162,7 +188,7 @@ def compile_program(
         else:
             raise TPUCompileError(
                 f"another process has had the TPU's compiler for {LONGEST_WAIT_S} s; end it, or, if there is none, "
-                "remove /tmp/libtpu_lockfile"
+                f"remove {LOCK_FILE}"
             )
     if "error" in compiled and "RESOURCE_EXHAUSTED" not in compiled["error"]:
         raise TPUCompileError(f"the TPU's compiler refused the program: {compiled['error'][:3000]}")
@@ -187,7 +213,10 @@ def _compile(program: str) -> dict[str, Any]:
 def _judge(compiled: dict[str, Any], config: Any, replicas: int, inference: bool, parameters: int) -> dict[str, Any]:
     """The compiler's counts in the units that people ask for."""
     if "error" in compiled:
-        return {"fits": False, "out_of_memory": compiled["error"].splitlines()[0].split(" Total hbm usage")[0]}
+        words = compiled["error"].splitlines()[0].split(" Total hbm usage")[0]
+        used, single = re.search(r"Used ([\d.]+)G", words), re.search(r"\(size=(\d+)\)", words)  # all, or one array
+        peak = float(used.group(1)) if used else int(single.group(1)) / 2**30 if single else None
+        return {"fits": False, "peak_gib": peak, "out_of_memory": words}
     by_part = {part: cycles / 1.5e6 for part, cycles in compiled["by_part"].items()}
     exchange = _exchange_ms(replicas, compiled["all_reduce_bytes"])
     by_part["all_reduce"] += exchange
@@ -423,16 +452,22 @@ def _name_scopes(model: Any) -> None:
 
 def table(result: dict[str, Any], config: Any, arguments: argparse.Namespace) -> str:
     """The result in words and numbers."""
-    program = "forward pass" if arguments.inference else "training step"
+    n_micro, program = config.gradient_accumulation_steps, "training step"
+    if arguments.inference:
+        program = "forward pass"
+    elif n_micro > 1:
+        program = f"last of the {n_micro} micro-batches of a training step, with the optimiser,"
+    chips = "1 chip" if arguments.replicas == 1 else f"{arguments.replicas} chips"
     lines = [
-        f"{program} of {arguments.config_path}: {result['parameters']:,} parameters, "
-        f"{config.dataset.batch_size} trials a chip of {arguments.time_bins} bins, "
-        f"{arguments.replicas} chip(s) of {arguments.topology}",
+        f"{program} of {arguments.config_path}: {config.dataset.batch_size} trials a chip of "
+        f"{arguments.time_bins} bins, {chips} of {arguments.topology}",
         "",
     ]
     if "out_of_memory" in result:
-        return "\n".join([*lines, f"does not fit: {result['out_of_memory']}", *_what_to_change(config)])
+        hints = _what_to_change(config, result["peak_gib"])
+        return "\n".join([*lines, f"does not fit: {result['out_of_memory']}", *hints])
     rows = [
+        ("parameters", f"{result['parameters']:,}"),
         ("arguments", f"{result['argument_gib']:.2f} GiB"),
         ("outputs", f"{result['output_gib']:.2f} GiB, of which {result['aliased_gib']:.2f} in place of arguments"),
         ("temporaries", f"{result['temp_gib']:.2f} GiB, with the gaps between them"),
@@ -449,28 +484,34 @@ def table(result: dict[str, Any], config: Any, arguments: argparse.Namespace) ->
         ("arguments and outputs at memory speed", f"{result['floor_ms_memory']:.1f} ms"),
     ]
     if arguments.replicas > 1:
-        rows.append(("exchanged", f"{result['all_reduce_bytes'] / 1e6:.1f} MB in {result['all_reduces']} all-reduces"))
+        rows.append(("exchanged", f"{result['all_reduce_bytes'] / 1e6:.1f} MB, all-reduces: {result['all_reduces']}"))
     if "hours_one_chip" in result:
         rows += [
-            (f"{config.num_training_batches:,} steps on 8 chips", f"{result['hours_eight_chips']:.1f} hours"),
-            ("as many trials on one chip", f"{result['hours_one_chip']:.1f} hours"),
+            (f"{config.num_training_batches:,} steps on 8 chips", _duration(result["hours_eight_chips"])),
+            ("as many trials on one chip", _duration(result["hours_one_chip"])),
         ]
     lines += [f"  {name:<40}{value}" for name, value in rows]
     if result["unestimated"]:
         found = ", ".join(f"{count} {opcode}" for opcode, count in result["unestimated"].items())
         lines += ["", f"The compiler gives no estimate of {found}."]
     if not result["fits"]:
-        lines += _what_to_change(config)
+        lines += _what_to_change(config, result["peak_gib"])
     lines += ["", "Times are the compiler's cost model, not a run on a TPU; memory is what the program will take."]
     return "\n".join(lines)
 
 
-def _what_to_change(config: Any) -> list[str]:
+def _duration(hours: float) -> str:
+    return f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
+
+
+def _what_to_change(config: Any, needed_gib: float | None) -> list[str]:
+    """Hints; what a batch takes is at most in proportion to its trials, so that the half is halved till it fits."""
     batch = config.dataset.batch_size
-    hints = [f"  --batch_size {batch // 2} (and twice the gradient_accumulation_steps)"] if batch > 1 else []
-    hints.append(
-        "  a larger dataset.n_time_buckets does not help: the longest trials count; leave them out, or cut them"
-    )
+    smaller = batch // 2
+    while needed_gib and smaller > 1 and needed_gib * smaller / batch > CHIP_GIB:
+        smaller //= 2
+    hints = [f"  --batch_size {smaller} (and more gradient_accumulation_steps)"] if batch > 1 else []
+    hints.append("  fewer --time_bins: leave out the longest trials, or cut them")
     if config.model.noise_units > 768:
         hints.append("  model.noise_units=768: a projected noise estimate, an eighth of the parameters")
     return ["", "What takes less:", *hints]

@@ -89,7 +89,9 @@ def train(options: argparse.Namespace) -> int:
             instead = " in place of --overwrite" if options.overwrite else ""
             print(f"interrupted; go on with the same command and --resume{instead}", file=sys.stderr)
             return 130
-    except (ValueError, OSError, TrainingDiverged) as error:
+    except TrainingDiverged:  # the trainer has said so in its log
+        return 2
+    except (ValueError, OSError, MemoryError) as error:
         print(error, file=sys.stderr)
         return 2
     folder = trainer.checkpoint_dir

@@ -313,8 +313,8 @@ def ctc_loss(
     """
     if labels.shape[1] == 0:
         labels = labels.new_zeros((len(labels), 1))
-    # An impossible class is -inf, which the lookup of emissions would multiply by zero.
-    log_probs = log_probs.clamp(min=LOG_ZERO)
+    # An impossible class is -inf, which the lookup of emissions would multiply by zero. (clamp would hide a NaN here.)
+    log_probs = torch.maximum(log_probs, torch.full_like(log_probs, LOG_ZERO))
     return _CTCLoss.apply(log_probs, labels.int(), lengths.int(), label_lengths.int())
 
 
@@ -385,7 +385,7 @@ class _CTCLoss(torch.autograd.Function):
         at_end = torch.where((frame == lengths - 1)[:, None] & ends, alpha, never)
         highest = at_end.amax((0, 1))
         log_likelihood = highest + torch.log(torch.exp(at_end - highest).sum((0, 1)))
-        fits = log_likelihood > LOG_ZERO / 2
+        fits = ~(log_likelihood <= LOG_ZERO / 2)  # a NaN in the logits stays one
         # Both variables hold the emission of their frame. The sum over a frame's states is the likelihood in every
         # frame; dividing by each frame's own takes out most of the rounding that long sums have gathered.
         posterior = torch.where(allowed, alpha + beta - emissions, never).softmax(1)

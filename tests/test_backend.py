@@ -75,6 +75,21 @@ model(torch.randn(2, 20, 6), torch.tensor([0, 1]), mode="full")[0].sum().backwar
 
 
 @needs_torch_xla
+@pytest.mark.parametrize(("device", "reason"), [("TPU", "finds no TPU here"), ("CUDA", "has no such device")])
+def test_an_xla_device_that_is_not_there_is_refused_in_words(device, reason):
+    code = f"""
+import os
+os.environ["PJRT_DEVICE"] = "{device}"
+from backend import Backend, BackendError
+try:
+    Backend("xla")
+except BackendError as error:
+    print(error)
+"""
+    assert f"PJRT_DEVICE is {device}, and torch_xla {reason}" in in_a_new_process(code)
+
+
+@needs_torch_xla
 def test_a_cpu_run_never_loads_torch_xla_though_it_is_installed():
     code = "from backend import Backend; b = Backend(); print(b.device, 'torch_xla' in sys.modules)"
     assert in_a_new_process(code) == "cpu False"

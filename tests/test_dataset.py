@@ -315,6 +315,12 @@ def test_an_unlabelled_split_has_empty_labels_and_keeps_trials_without_a_frame(t
     assert {0, 1, 2, 3} <= set(seen)
 
 
+def test_a_batch_larger_than_this_machine_is_refused(root):
+    config = small_config(root, batch_size=10**9)
+    with pytest.raises(DataError, match=r"a batch of 1000000000 trials.*lower dataset\.batch_size"):
+        batch_shapes(index_trials(config, "val"), config)
+
+
 def test_trials_beyond_the_given_shapes_are_refused_by_name(root):
     config = small_config(root)
     trials = index_trials(config, "val")

@@ -344,12 +344,20 @@ def test_a_loss_that_is_no_number_stops_training_and_says_so(make_trainer):
     assert all(torch.isfinite(tensor).all() for tensor in state["model_state_dict"].values())
 
 
+def test_divergence_before_the_first_checkpoint_says_that_there_is_none(make_trainer):
+    trainer = make_trainer(num_training_batches=3)
+    with torch.no_grad():
+        trainer.model.clean_speech_model.out.bias[0] = math.nan
+    with pytest.raises(TrainingDiverged, match="No checkpoint had been written"):
+        trainer.train()
+
+
 def test_a_model_that_emits_only_blanks_is_said_to(make_trainer, caplog):
     trainer = make_trainer()
     logging.getLogger("b2txt").propagate = True
     with torch.no_grad():
         trainer.model.clean_speech_model.out.bias[0] = 50.0
-    trainer.best_PER, trainer.best_step = 0.3, 10
+    trainer.best_PER, trainer.best_loss, trainer.best_step = 0.3, 1.0, 10
     trainer._warn_of_blanks(trainer.validation())
     assert "nothing but blanks, after a PER of 30.00%" in caplog.text
     trainer.best_PER = math.inf

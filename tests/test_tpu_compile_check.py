@@ -95,11 +95,27 @@ def test_the_command_prints_a_table_and_writes_the_numbers(tmp_path):
 def test_what_does_not_fit_is_an_answer_with_what_to_change(tmp_path):
     config = small_config(dataset__batch_size=4096)
     result = check(config, time_bins=3000)
-    assert not result["fits"]
+    assert not result["fits"] and result["peak_gib"] > 15.75
     arguments = type("Arguments", (), {"inference": False, "config_path": "c", "time_bins": 3000, "replicas": 1})()
     arguments.topology = "v5e:2x4"
     text = tpu_compile_check.table(result, config, arguments)
     assert "does not fit" in text and "--batch_size 2048" in text
+
+
+def test_a_batch_larger_than_the_memory_is_answered_at_once():
+    config = small_config(dataset__batch_size=10**9)
+    result = check(config, time_bins=3000)
+    assert not result["fits"] and "features of a batch alone" in result["out_of_memory"]
+    assert "--batch_size 7629 " in tpu_compile_check._what_to_change(config, result["peak_gib"])[2]
+
+
+def test_a_lock_file_that_cannot_be_opened_is_said_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(tpu_compile_check, "LOCK_FILE", tmp_path / "lock")
+    assert tpu_compile_check._locked_by_another() == []
+    (tmp_path / "lock").write_text("")
+    assert tpu_compile_check._locked_by_another() == []
+    monkeypatch.setattr(tpu_compile_check.os, "access", lambda path, mode: False)
+    assert "belongs to" in tpu_compile_check._locked_by_another()[0]
 
 
 @pytest.mark.parametrize(
@@ -107,8 +123,9 @@ def test_what_does_not_fit_is_an_answer_with_what_to_change(tmp_path):
     [
         (["--topology", "v6e:2x4"], "only slices of v5e"),
         (["--replicas", "16"], "v5e:2x4 has 8 chips"),
-        (["--json", "/nowhere/x.json"], "its folder is not there"),
-        (["--save_program", "/tmp"], "is a folder"),
+        (["--json", "/nowhere/x.json"], "'/nowhere/x.json' cannot be written: No such file"),
+        (["--json", ""], "'' cannot be written"),
+        (["--save_program", "/tmp"], "'/tmp' cannot be written: Is a directory"),
         (["--batch_size", "x"], "expected a whole number from 1, found 'x'"),
         (["--time_bins", "13"], "less than a patch of 14"),
     ],
@@ -116,7 +133,7 @@ def test_what_does_not_fit_is_an_answer_with_what_to_change(tmp_path):
 def test_what_cannot_work_is_said_before_any_work(options, words, tmp_path):
     command = [sys.executable, ROOT / "tpu_compile_check.py", *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
-    assert done.returncode in (1, 2) and words in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_missing_compiler_is_said_with_the_command_that_installs_it(tmp_path):
@@ -125,7 +142,7 @@ def test_a_missing_compiler_is_said_with_the_command_that_installs_it(tmp_path):
         f"sys.argv = ['x', '--config_path', {str(ROOT / 'rnn_args_compact.yaml')!r}]; sys.exit(c.main())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "/nowhere/python" in done.stderr and "./setup_env.sh --tpu_compiler" in done.stderr
 
 

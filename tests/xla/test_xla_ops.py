@@ -156,6 +156,15 @@ def test_ctc_with_no_labels_at_all_and_with_an_impossible_class():
     assert grad.isfinite().all()
 
 
+def test_ctc_of_a_nan_is_a_nan_and_not_an_impossible_target():
+    logits = torch.randn(9, 2, 5)
+    logits[4, 1] = torch.nan
+    lengths, labels = torch.tensor([9, 9]), torch.tensor([[1, 2], [2, 1]])
+    found, grad = ctc_on("xla", logits, labels, lengths, torch.tensor([2, 2]))
+    assert found[0].isfinite() and found[1].isnan()
+    assert grad[:, 0].isfinite().all() and grad[:, 1].isnan().any()
+
+
 def test_ctc_of_long_trials_is_as_exact_as_torchs():
     torch.manual_seed(0)
     logits, labels = torch.randn(300, 3, 41) * 3, torch.randint(1, 41, (3, 60))
