@@ -10,6 +10,9 @@ import logging
 import os
 import sys
 import time
+import zlib
+from collections.abc import Callable
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,10 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from processes import Processes
+
 logger = logging.getLogger("b2txt")
 
 DEVICES = ("cpu", "cuda", "xla")
 GOOGLE_PCI_VENDOR = "0x1ae0"
+LONGEST_WAIT = timedelta(minutes=30)  # of processes for each other: the first of a host reads all of the data
 
 
 class BackendError(ValueError):
@@ -42,7 +48,8 @@ def choose_device(requested: str | None = None, use_tpu: bool = True) -> tuple[s
 
     Args:
         use_tpu: False to pass over a TPU unless it is asked for.
-        requested: 'cpu', 'cuda' or 'xla'; None to choose. XLA on a CPU is never chosen, only asked for.
+        requested: 'cpu', 'cuda' or 'xla'; None to choose. XLA on a CPU is never chosen, only asked for: here, or by
+            PJRT_DEVICE=CPU where an XLA launcher (accelerate launch) started this process.
     Returns:
         'cpu', 'cuda' or 'xla', and a sentence for the log.
     Raises:
@@ -56,6 +63,9 @@ def choose_device(requested: str | None = None, use_tpu: bool = True) -> tuple[s
         if requested == "xla" and find_spec("torch_xla") is None:
             raise BackendError("device xla was asked for, and torch_xla is not installed; pip install torch_xla==2.9.0")
         return requested, "as asked for"
+    if started_by_xla_launcher():
+        _check_that_xla_was_meant()
+        return "xla", "started by an XLA launcher"
     no_tpu = "no TPU is attached"
     if tpu_attached():
         if use_tpu:
@@ -66,6 +76,31 @@ def choose_device(requested: str | None = None, use_tpu: bool = True) -> tuple[s
     return "cpu", f"{no_tpu}, and there is no CUDA GPU"
 
 
+def started_by_xla_launcher() -> bool:
+    """Whether torch_xla's spawn, which `accelerate launch` uses for XLA, started this process."""
+    return "PJRT_LOCAL_PROCESS_COUNT" in os.environ
+
+
+def _check_that_xla_was_meant() -> None:
+    """Refuse XLA on a CPU where nobody asked for it: torch_xla sets PJRT_DEVICE by itself where it is missing.
+
+    Raises:
+        BackendError: with what was looked for and how to rehearse.
+    """
+    if tpu_attached():
+        return
+    try:  # what the launcher was started with, before torch_xla added to it
+        given = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return
+    if not any(entry.startswith(b"PJRT_DEVICE=") for entry in given):
+        raise BackendError(
+            "the launcher started this process for a TPU; looked for one among the PCI devices (vendor "
+            f"{GOOGLE_PCI_VENDOR}) and found none. To rehearse on this machine's processor: PJRT_DEVICE=CPU accelerate "
+            "launch ... with the same options; to train here without XLA: python train_model.py"
+        )
+
+
 class Backend:
     """A device, the processes that share the work, and the precision.
 
@@ -74,7 +109,6 @@ class Backend:
         use_amp: bf16 matmuls where the device has them; float32 with a warning elsewhere.
         gpu_number: which GPU, where one process runs on CUDA; a number that is not there means the first.
         log_with: name of an Accelerate tracker, or 'none'.
-        output_dir: where trackers write.
         use_tpu: False to pass over a TPU unless it is asked for.
     """
 
@@ -86,7 +120,6 @@ class Backend:
         use_amp: bool = False,
         gpu_number: int | str = 0,
         log_with: str = "none",
-        output_dir: str | Path | None = None,
         use_tpu: bool = True,
     ) -> None:
         self.kind, reason = choose_device(device, use_tpu)
@@ -97,10 +130,11 @@ class Backend:
             )
         if self.kind == "cuda" and "LOCAL_RANK" not in os.environ:
             torch.cuda.set_device(self._gpu_index(gpu_number))
-        self.accelerator = _make_accelerator(self.kind, log_with, output_dir)
+        self.accelerator = _make_accelerator(self.kind, log_with)
         self.device = self.accelerator.device
-        self.rank, self.world_size = self.accelerator.process_index, self.accelerator.num_processes
-        self.is_main = self.accelerator.is_main_process
+        self.processes = Processes(self.accelerator)
+        self.rank, self.world_size = self.processes.rank, self.processes.count
+        self.is_main = self.processes.is_main
         self.amp = use_amp and self._has_bf16()
         self.watch = XlaWatch() if self.kind == "xla" else None
         self.description = f"device {self.device} ({reason}), {'bf16 matmuls' if self.amp else 'float32'}"
@@ -125,9 +159,16 @@ class Backend:
     def prepare(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        """The model wrapped for the processes there are, and the optimiser that goes with it."""
-        if self.kind == "xla":
-            return model, optimizer  # gradients are exchanged in `clip_gradients`, once an optimiser step
+        """The model wrapped for the processes there are, and the optimiser that goes with it.
+
+        Every process then has the parameters of the main one.
+        """
+        if self.kind == "xla":  # gradients are exchanged in `clip_gradients`, once an optimiser step
+            if self.world_size > 1:
+                import torch_xla.core.xla_model as xm
+
+                xm.broadcast_master_param(model)
+            return model, optimizer
         return self.accelerator.prepare(model, optimizer)
 
     def gradients_stay_local(self, model: torch.nn.Module, local: bool) -> contextlib.AbstractContextManager:
@@ -207,9 +248,28 @@ class Backend:
         """On XLA what `XlaWatch` counts, under names for the trackers; nothing elsewhere."""
         return {f"xla/{name}": count for name, count in self.watch.counts().items()} if self.watch else {}
 
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Elementwise sum of a tensor over the processes."""
-        return self.accelerator.reduce(values, reduction="sum") if self.world_size > 1 else values
+    def build(self, make_model: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+        """The model on this device, with weights in the main process only: `prepare` gives them to the others.
+
+        Orthogonal weights of 7,168 units take a processor a minute, and a host would hold them once a process.
+        """
+        if self.is_main:
+            return make_model().to(self.device)
+        with torch.device("meta"):
+            model = make_model()
+        return model.to_empty(device=self.device)
+
+    def check_parameters(self, model: torch.nn.Module) -> str:
+        """A checksum of the parameters, 8 hexadecimal digits, after comparing them over the processes.
+
+        Raises:
+            RuntimeError: naming the parameters that are not the same everywhere.
+        """
+        names, parameters = zip(*model.named_parameters(), strict=True)
+        with torch.no_grad():
+            sums = torch.stack([parameter.float().sum() for parameter in parameters]).cpu()
+        self.processes.assert_equal(sums, list(names), "parameters")
+        return f"{zlib.crc32(sums.numpy().tobytes()):08x}"
 
     def log(self, values: dict[str, float], step: int) -> None:
         """Numbers to the trackers."""
@@ -228,8 +288,11 @@ class Backend:
         """Whether a tracker takes pictures."""
         return any(hasattr(tracker, "log_images") for tracker in self.accelerator.trackers)
 
-    def start_trackers(self, settings: dict[str, Any], first_step: int) -> None:
-        """Begin to log, after `first_step`: what an interrupted run logged beyond it is hidden."""
+    def start_trackers(self, settings: dict[str, Any], first_step: int, directory: Path) -> None:
+        """Begin to log into `directory`, after `first_step`: what an interrupted run logged beyond it is hidden."""
+        from accelerate.utils import ProjectConfiguration
+
+        self.accelerator.project_configuration = ProjectConfiguration(str(directory), str(directory))
         options = {"tensorboard": {"purge_step": first_step + 1}} if first_step else {}
         self.accelerator.init_trackers("tensorboard", config=settings, init_kwargs=options)
 
@@ -298,6 +361,7 @@ def _prepare_xla() -> None:
             f"PJRT_DEVICE is {wanted}, and torch_xla {'finds no TPU here' if wanted == 'TPU' else 'has no such device'}"
             "; unset it, or set it to CPU to rehearse on this machine's processor"
         )
+    _choose_chip()
     import torch_xla.backends
 
     # Of float32 products only: a TPU rounds their factors to bf16 otherwise. bf16 products are not touched.
@@ -306,7 +370,41 @@ def _prepare_xla() -> None:
         torch_xla.backends.set_mat_mul_precision("highest")
 
 
-def _make_accelerator(kind: str, log_with: str, output_dir: str | Path | None) -> Any:
+def _choose_chip() -> None:
+    """Which of the host's chips this process has, before the runtime starts: one, whoever started it.
+
+    A process that opened several would be as many replicas with one thread to serve them, and wait for ever.
+    """
+    if started_by_xla_launcher():
+        return  # it has chosen
+    if os.environ["PJRT_DEVICE"] == "CPU" and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise BackendError("XLA on a CPU runs in one process; rehearse several with --device cpu")
+    if os.environ["PJRT_DEVICE"] == "CPU":
+        n_devices = int(os.environ.get("CPU_NUM_DEVICES", 1))
+        os.environ["CPU_NUM_DEVICES"] = "1"
+    elif "LOCAL_RANK" in os.environ:  # launch_tpu_training.py, torchrun
+        from torch_xla._internal import tpu
+
+        os.environ["PJRT_LOCAL_PROCESS_RANK"] = os.environ["LOCAL_RANK"]
+        os.environ["PJRT_LOCAL_PROCESS_COUNT"] = os.environ["LOCAL_WORLD_SIZE"]
+        if int(os.environ["LOCAL_WORLD_SIZE"]) > 1:
+            tpu.configure_topology(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
+            return
+        n_devices = 1
+        tpu.configure_one_chip_topology()
+    else:
+        from torch_xla._internal import tpu
+
+        n_devices = tpu.num_available_chips()
+        tpu.configure_one_chip_topology()
+    if n_devices > 1:
+        logger.warning(
+            "this machine has %d XLA devices, and this process takes one of them; for all: "
+            "python launch_tpu_training.py --num_cores %d, with the same options", n_devices, n_devices,
+        )  # fmt: skip
+
+
+def _make_accelerator(kind: str, log_with: str) -> Any:
     if kind != "xla" and "accelerate" not in sys.modules:
         os.environ["USE_TORCH_XLA"] = "0"  # read once, when Accelerate is imported
     if kind == "xla":
@@ -314,7 +412,7 @@ def _make_accelerator(kind: str, log_with: str, output_dir: str | Path | None) -
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.tracking import get_available_trackers
-    from accelerate.utils import ProjectConfiguration
+    from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration
 
     available = [str(tracker) for tracker in get_available_trackers()]
     if log_with != "none" and log_with not in available:
@@ -324,16 +422,19 @@ def _make_accelerator(kind: str, log_with: str, output_dir: str | Path | None) -
     if PartialState._shared_state and PartialState().device.type != kind:
         # Accelerate keeps one device a process; a script that asks for another one starts afresh.
         AcceleratorState._reset_state(reset_partial_state=True)
-    directory = None if output_dir is None else str(output_dir)
+    connection = InitProcessGroupKwargs(timeout=LONGEST_WAIT)
     accelerator = Accelerator(
         cpu=kind == "cpu",
         mixed_precision="no",  # autocast is ours: on TPU Accelerate's bf16 would round the weights themselves
         log_with=None if log_with == "none" else log_with,
-        project_config=ProjectConfiguration(project_dir=directory, logging_dir=directory),
+        project_config=ProjectConfiguration(logging_dir="."),  # `start_trackers` says where
+        kwargs_handlers=[connection],
     )
     if accelerator.device.type != kind:
         raise BackendError(
             f"device {kind} was chosen, and Accelerate, imported before this module, is on {accelerator.device}; "
             f"set USE_TORCH_XLA={int(kind == 'xla')} before importing accelerate"
         )
+    if kind == "xla" and accelerator.num_processes > 1 and int(os.environ.get("CPU_NUM_DEVICES", 1)) > 1:
+        raise BackendError("CPU_NUM_DEVICES is for `python train_model.py` alone: the launcher would start threads")
     return accelerator

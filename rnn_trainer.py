@@ -11,6 +11,7 @@ and resumed is the run that was not.
 import logging
 import math
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from inference import batch_logits, inference_batch
 from loss import adversarial_ramp
 from optimizer import learning_rates, make_optimizer
 from rnn_model import build_model
-from run_directory import remove_run, take_free_directory
+from run_directory import check_vacant, remove_run, take_free_directory
 from training_log import go_on_in_file, log_to_file, log_to_terminal, progress_bar, warnings_only
 from training_step import INITIALISATION, STEP_METRICS, TrainingStep
 from validation import picture_of_a_trial, save_validation, validate
@@ -60,34 +61,33 @@ class BrainToTextDecoder_Trainer:
         config: from load_config; copied.
         device: 'cpu', 'cuda' or 'xla'; None to choose.
         existing: what to do with an output directory that holds a run. 'keep': write into the next free
-            numbered directory, and say so. 'resume': go on from its latest checkpoint, or from the start if it
-            has none. 'overwrite': remove it, but for checkpoints that you named, after everything was checked.
+            numbered directory, and say so. 'refuse': raise FileExistsError. 'resume': go on from its latest
+            checkpoint, or from the start if it has none. 'overwrite': remove it, but for checkpoints that you named,
+            after everything was checked.
 
     Raises:
         ConfigError, DataError, BackendError, CheckpointError: all of them ValueErrors that say what to do.
+        OtherProcessFailed: where several processes share the run and another one raised one of these.
     """
 
     def __init__(self, config: Config, device: str | None = None, existing: str = "keep") -> None:
         check_config(config)
         log_to_terminal()
         self.config = config = config.copy()
-        self._seed_was_drawn = config.seed == -1
-        if self._seed_was_drawn:
-            config.seed = int.from_bytes(os.urandom(3), "little")
-        if existing == "keep":
-            take_free_directory(config)
-        self.output_dir, self.checkpoint_dir = Path(config.output_dir), Path(config.checkpoint_dir)
-        self.backend = Backend(
-            device, config.use_amp, config.gpu_number, config.log_with, self.output_dir, config.use_tpu
-        )
-        if not self.backend.is_main:
+        self.backend = backend = Backend(device, config.use_amp, config.gpu_number, config.log_with, config.use_tpu)
+        if not backend.is_main:
             warnings_only()
-        self._load_data()
+        processes = backend.processes
+        self._seed_was_drawn = config.seed == -1
+        places = processes.on_main(lambda: _choose_directories(config, existing))
+        config.output_dir, config.checkpoint_dir, config.seed = places
+        self.output_dir, self.checkpoint_dir = Path(config.output_dir), Path(config.checkpoint_dir)
+        processes.local_main_first(self._load_data)
         self._build()
-        check_disk(self.model, config)
+        processes.on_main(lambda: check_disk(self.model, config))
         resumed = existing == "resume" and self._resume()
-        if existing == "overwrite" and self.backend.is_main:
-            remove_run(self.output_dir, self.checkpoint_dir)
+        if existing == "overwrite":
+            processes.on_main(lambda: remove_run(self.output_dir, self.checkpoint_dir))
         self._open_output(resumed)
 
     # ---- setting up ----------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class BrainToTextDecoder_Trainer:
     def _build(self) -> None:
         config, backend = self.config, self.backend
         backend.seed(config.seed, INITIALISATION)
-        self.model = build_model(config).to(backend.device)
+        self.model = backend.build(lambda: build_model(config))
         self.optimizer = make_optimizer(self.model, config, backend.device)
         self.training_step = TrainingStep(self.model, self.optimizer, config, backend)
         self.step = 0  # optimiser steps done
@@ -129,14 +129,17 @@ class BrainToTextDecoder_Trainer:
             remove_temporary_files(self.checkpoint_dir)
             log_to_file(self.output_dir / "training_log")
             save_config(config, self.checkpoint_dir / "args.yaml")
-        backend.start_trackers(_flat(config.to_dict()), self.step)
+        backend.start_trackers(_flat(config.to_dict()), self.step, self.output_dir)
         n_parameters = sum(p.numel() for p in self.model.parameters())
         global_batch = config.dataset.batch_size * config.gradient_accumulation_steps * backend.world_size
         self._log_device()
         logger.info("seed: %d%s", config.seed, " (drawn at random)" if self._seed_was_drawn else "")
-        logger.info("model: %s parameters, %d sessions", f"{n_parameters:,}", len(config.dataset.sessions))
         logger.info(
-            "batch: %d trials a device x %d accumulated x %d process(es) = %d an optimiser step",
+            "model: %s parameters (checksum %s), %d sessions",
+            f"{n_parameters:,}", backend.check_parameters(self.model), len(config.dataset.sessions),
+        )  # fmt: skip
+        logger.info(
+            "a batch is one optimiser step: %d trials a device x %d accumulated x %d process(es) = %d trials",
             config.dataset.batch_size, config.gradient_accumulation_steps, backend.world_size, global_batch,
         )  # fmt: skip
         logger.info(
@@ -225,7 +228,13 @@ class BrainToTextDecoder_Trainer:
         if not self._pending:
             return
         # One by one: on XLA to stack so many would be a program for each number of them.
-        values = torch.stack([metrics.cpu() for metrics in self._pending]).numpy().astype(np.float64)
+        values = torch.stack([metrics.cpu() for metrics in self._pending])
+        processes = self.backend.processes
+        if processes.count > 1:  # padded to one length, which on XLA is one program
+            padded = torch.zeros(self.config.batches_per_train_log, len(STEP_METRICS), dtype=values.dtype)
+            padded[: len(values)] = values
+            values = processes.sum(padded)[: len(values)] / processes.count
+        values = values.double().numpy()
         first = self.step - len(values)
         self._pending.clear()
         self.train_losses.extend(values[:, 0].tolist())
@@ -318,10 +327,8 @@ class BrainToTextDecoder_Trainer:
         self._log_validation(metrics, time.perf_counter() - begin)
         self._warn_of_blanks(metrics)
         self._save_checkpoint("last_checkpoint")
-        if better and self.backend.is_main:
-            if config.save_best_checkpoint:
-                copy_checkpoint(self.checkpoint_dir / "last_checkpoint", self.checkpoint_dir / "best_checkpoint")
-            save_validation(metrics, self.checkpoint_dir, self.step, config.save_val_metrics)
+        if better:
+            self.backend.processes.on_main(lambda: self._keep_best(metrics))
         if config.save_all_val_steps:
             self._save_checkpoint(f"checkpoint_batch_{self.step}")
         self._interval_start, self._interval_step = time.perf_counter(), self.step
@@ -332,6 +339,11 @@ class BrainToTextDecoder_Trainer:
             )  # fmt: skip
             return True
         return False
+
+    def _keep_best(self, metrics: dict[str, Any]) -> None:
+        if self.config.save_best_checkpoint:
+            copy_checkpoint(self.checkpoint_dir / "last_checkpoint", self.checkpoint_dir / "best_checkpoint")
+        save_validation(metrics, self.checkpoint_dir, self.step, self.config.save_val_metrics)
 
     def _log_validation(self, metrics: dict[str, Any], seconds: float) -> None:
         config = self.config
@@ -383,11 +395,13 @@ class BrainToTextDecoder_Trainer:
 
     def _save_checkpoint(self, name: str, epoch: int | None = None) -> Path:
         """Write the whole state of the run to checkpoint/<name>; `epoch` is a user's own number, kept with it."""
-        config, path = self.config, self.checkpoint_dir / name
-        if not self.backend.is_main:
-            return path
-        dataset = config.dataset
-        state = {
+        path = self.checkpoint_dir / name
+        self.backend.processes.on_main(lambda: save_checkpoint(self._state(epoch), path))
+        return path
+
+    def _state(self, epoch: int | None) -> dict[str, Any]:
+        config, dataset = self.config, self.config.dataset
+        return {
             "model_state_dict": self.model.state_dict(),
             "optimizer_state_dict": self.optimizer.state_dict(),
             "scheduler_state_dict": {"step": self.step},
@@ -413,15 +427,23 @@ class BrainToTextDecoder_Trainer:
             },
             "sessions": list(dataset.sessions),
         }
-        save_checkpoint(state, path)
-        return path
 
     def _resume(self) -> bool:
         """Take up the latest checkpoint of the output directory; whether there was one."""
-        path = latest_checkpoint(self.checkpoint_dir)
-        if path is None:
+        processes = self.backend.processes
+        name = processes.on_main(lambda: (path := latest_checkpoint(self.checkpoint_dir)) and path.name)
+        if name is None:
             logger.warning("no checkpoint in %s: starting from the beginning", self.checkpoint_dir)
             return False
+        path = self.checkpoint_dir / name
+        processes.together(lambda: self._take_up(path))
+        if self.best_step == self.step and self.config.save_best_checkpoint:  # a kill may have come between the two
+            processes.on_main(lambda: copy_checkpoint(path, self.checkpoint_dir / "best_checkpoint"))
+        return True
+
+    def _take_up(self, path: Path) -> None:
+        if not path.exists():
+            raise CheckpointError(f"{path} is not on this host, {socket.gethostname()}: copy it there from the first")
         state = load_checkpoint(path)
         if self._seed_was_drawn:  # the run goes on with the one it drew at its start
             self.config.seed = state["config"]["seed"]
@@ -435,9 +457,6 @@ class BrainToTextDecoder_Trainer:
         history = state["history"]
         self.train_losses = history["train_losses"].tolist()
         self.val_losses, self.val_PERs = list(history["val_losses"]), list(history["val_PERs"])
-        if self.best_step == self.step and self.config.save_best_checkpoint and self.backend.is_main:
-            copy_checkpoint(path, self.checkpoint_dir / "best_checkpoint")  # a kill may have come between the two
-        return True
 
     # ---- inference -----------------------------------------------------------------------------------------------
 
@@ -455,6 +474,16 @@ class BrainToTextDecoder_Trainer:
         """
         batch = inference_batch(features, day_indices, n_time_steps, self.config)
         return next(batch_logits(self.model, [batch], self.config, self.backend)).logits.float().cpu()
+
+
+def _choose_directories(config: Config, existing: str) -> tuple[str, str, int]:
+    """Where the run writes, and its seed; raises FileExistsError where it may not write."""
+    if existing == "keep":
+        take_free_directory(config)
+    else:
+        check_vacant(config.output_dir, existing == "resume", existing == "overwrite", config.checkpoint_dir)
+    seed = int.from_bytes(os.urandom(3), "little") if config.seed == -1 else config.seed
+    return str(config.output_dir), str(config.checkpoint_dir), seed
 
 
 def _check_same_run(saved: dict[str, Any], given: dict[str, Any], path: Path) -> None:

@@ -8,9 +8,15 @@ python train_model.py ... --resume                           # after an interrup
 """
 
 import argparse
+import os
 import shlex
 import sys
+import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rnn_trainer import BrainToTextDecoder_Trainer
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -57,50 +63,90 @@ def overrides(options: argparse.Namespace) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse, check, train, say where the results are. Returns the exit code."""
+    """Parse, check, train, say where the results are. Returns the exit code, which `accelerate launch` ignores."""
     options = parse_arguments(arguments)
+    if options.resume and options.overwrite:
+        print("--resume goes on with a run and --overwrite removes it: give one of them", file=sys.stderr)
+        return 2
+    several = int(os.environ.get("WORLD_SIZE", 1)) > 1 or "PJRT_LOCAL_PROCESS_COUNT" in os.environ
     try:
-        return train(options)
+        code = train(options)
     except KeyboardInterrupt:
         print("interrupted before the training began", file=sys.stderr)
-        return 130
+        code = 130
+    except Exception as error:
+        if not several:
+            raise
+        # Nothing else of this process may run: it would wait for the others, and they for it.
+        code = 2
+        if not _says_that_another_ended(error):
+            traceback.print_exc()
+        elif str(error):
+            print(_of_this_process(f"another process ended, and with it the run ({error})"), file=sys.stderr)
+    if several and code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _of_this_process(message: object) -> str:
+    rank = os.environ.get("RANK")
+    return f"{message}" if rank is None else f"process {rank}: {message}"
+
+
+def _says_that_another_ended(error: Exception) -> bool:
+    """Whether the error is the end of a connection, and not a fault of this process."""
+    import torch
+
+    words = ("gloo", "Connection closed", "Connection reset", "Broken pipe", "NCCL")
+    lost = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    return lost or isinstance(error, torch.distributed.DistError)
 
 
 def train(options: argparse.Namespace) -> int:
     """What `main` does after parsing."""
     from config import load_config
+    from processes import OtherProcessFailed
     from rnn_trainer import BrainToTextDecoder_Trainer, TrainingDiverged
-    from run_directory import check_vacant
 
     try:
         config = load_config(options.config_path, overrides(options))
-        check_vacant(config.output_dir, options.resume, options.overwrite, config.checkpoint_dir)
-        existing = "resume" if options.resume else "overwrite" if options.overwrite else "keep"
+        existing = "resume" if options.resume else "overwrite" if options.overwrite else "refuse"
         trainer = BrainToTextDecoder_Trainer(config, options.device, existing)
-        if trainer.step >= config.num_training_batches:
-            print(f"{config.output_dir}: {trainer.step} batches are done already; for more, raise --num_batches")
-            return 0
-        if trainer.stopped_early:
-            print(f"{config.output_dir}: stopped early already; for more, raise early_stopping_val_steps")
-            return 0
-        try:
-            trainer.train()
-        except KeyboardInterrupt:
-            instead = " in place of --overwrite" if options.overwrite else ""
-            print(f"interrupted; go on with the same command and --resume{instead}", file=sys.stderr)
-            return 130
-    except TrainingDiverged:  # the trainer has said so in its log
+        done = _done_already(trainer)
+        if done is None:
+            try:
+                trainer.train()
+            except KeyboardInterrupt:
+                instead = " in place of --overwrite" if options.overwrite else ""
+                print(f"interrupted; go on with the same command and --resume{instead}", file=sys.stderr)
+                return 130
+    except (TrainingDiverged, OtherProcessFailed):  # said already, in the log or by the other process
         return 2
     except (ValueError, OSError, MemoryError) as error:
-        print(error, file=sys.stderr)
+        print(_of_this_process(error), file=sys.stderr)
         return 2
+    if trainer.backend.is_main:
+        print(done or _where_the_results_are(trainer))
+    return 0
+
+
+def _done_already(trainer: "BrainToTextDecoder_Trainer") -> str | None:
+    if trainer.step >= trainer.config.num_training_batches:
+        return f"{trainer.output_dir}: {trainer.step} batches are done already; for more, raise --num_batches"
+    if trainer.stopped_early:
+        return f"{trainer.output_dir}: stopped early already; for more, raise early_stopping_val_steps"
+    return None
+
+
+def _where_the_results_are(trainer: "BrainToTextDecoder_Trainer") -> str:
     folder = trainer.checkpoint_dir
     model_path = folder.parent if folder.name == "checkpoint" else folder
-    print(
+    return (
         f"checkpoints:  {folder}\nlog:          {trainer.output_dir / 'training_log'}\n"
         f"evaluate:     python evaluate_model.py --model_path {shlex.quote(str(model_path))} --eval_type val"
     )
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Validation of a model while it trains: decode the val split greedily, count, and keep what was asked for."""
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ import torch
 
 from backend import Backend
 from checkpointing import replacing
+from config import n_features
 from ctc import collapse_paths, ctc_loss, output_lengths
 from dataset import EvalBatches
 from dataset_index import Trial
 from evaluate_model_helpers import count_errors, sum_errors, sum_errors_by
 from inference import batch_logits
+from processes import Processes
 from trial_figure import trial_figure
 
 PER_TRIAL_ARRAYS = ("logits", "input_features")
@@ -45,21 +48,21 @@ def validate(
         in the order of `trials`: trials, true_seq, decoded_seqs (lists of classes).
     """
     found: dict[int, dict[str, Any]] = {}
-    loss = 0.0
     for batch, features, logits, lengths in batch_logits(model, loader, config, backend):
-        losses = ctc_loss(logits, batch["labels"], lengths, batch["label_lengths"])
-        batch_loss, paths = (losses * batch["weights"]).sum(), logits.argmax(-1)
+        losses, paths = ctc_loss(logits, batch["labels"], lengths, batch["label_lengths"]), logits.argmax(-1)
         backend.end_program("validation step", batch)
-        loss += batch_loss.cpu().item()  # on XLA .item() alone counts as an operation done on the host
-        decoded = collapse_paths(paths, lengths)
+        losses, decoded = losses.cpu(), collapse_paths(paths, lengths)
         for row, trial_id in enumerate(batch["trial_ids"].tolist()):
             if trial_id >= 0:  # else it only fills the batch
-                found[trial_id] = {"decoded": decoded[row]}
+                found[trial_id] = {"decoded": decoded[row], "loss": losses[row].item()}
         # Cut on the host: on XLA each length would be a program.
         if return_logits:
             _keep(found, "logits", logits.float(), lengths, batch["trial_ids"])
         if return_data:
             _keep(found, "input_features", features, batch["n_time_steps"], batch["trial_ids"])
+    widths = {"logits": config.dataset.n_classes, "input_features": n_features(config)}
+    widths = {name: widths[name] for name, wanted in zip(widths, (return_logits, return_data), strict=True) if wanted}
+    found = _of_all_processes(found, trials, backend.processes, widths)
     order = sorted(found)
     decoded_trials = [trials[i] for i in order]
     decoded_seqs = [found[i]["decoded"] for i in order]
@@ -68,7 +71,7 @@ def validate(
     total = sum_errors(counts)
     metrics = {
         "avg_PER": total.rate,
-        "avg_loss": loss / max(len(order), 1),
+        "avg_loss": math.fsum(found[i]["loss"] for i in order) / max(len(order), 1),
         "edits": total.edits,
         "phonemes": total.length,
         "n_trials": total.n_trials,
@@ -91,6 +94,47 @@ def _keep(
     for row, length, trial_id in rows:
         if trial_id >= 0:
             found[trial_id][name] = row[:length].copy()
+
+
+def _of_all_processes(
+    found: dict[int, dict[str, Any]], trials: list[Trial], processes: Processes, widths: dict[str, int]
+) -> dict[int, dict[str, Any]]:
+    """What every process found of its trials, in all of them.
+
+    By sums of tables in which each has filled the rows of its own trials, of shapes that never change.
+
+    Args:
+        widths: of the arrays a trial, by name.
+    Raises:
+        ValueError: if two processes decoded the same trial.
+    """
+    if processes.count == 1:
+        return found
+    # Classes plus one, zero beyond the end: no trial gives more of them than it has bins.
+    longest = max(trial.n_time_steps for trial in trials)
+    classes = torch.zeros(len(trials), longest, dtype=torch.int32)
+    losses, times = torch.zeros(len(trials), dtype=torch.float64), torch.zeros(len(trials), dtype=torch.int32)
+    for number, of_trial in found.items():
+        classes[number, : len(of_trial["decoded"])] = torch.tensor(of_trial["decoded"], dtype=torch.int32) + 1
+        losses[number], times[number] = of_trial["loss"], 1
+    classes, losses, times = (processes.sum(table) for table in (classes, losses, times))
+    if (times > 1).any():
+        raise ValueError("a trial was decoded in several processes: give EvalBatches their rank and world_size")
+    everywhere = {
+        number: {"decoded": (classes[number][classes[number] > 0] - 1).tolist(), "loss": losses[number].item()}
+        for number in times.nonzero().flatten().tolist()
+    }
+    for name, width in widths.items():
+        lengths = torch.zeros(len(trials), dtype=torch.int32)
+        for number, of_trial in found.items():
+            lengths[number] = len(of_trial[name])
+        lengths = processes.sum(lengths)
+        for number, of_trial in everywhere.items():
+            table = torch.zeros(longest, width)
+            if number in found:
+                table[: lengths[number]] = torch.from_numpy(found[number][name])
+            of_trial[name] = processes.sum(table)[: lengths[number]].numpy()
+    return everywhere
 
 
 def save_validation(metrics: dict[str, Any], directory: Path, step: int, save_metrics: bool) -> None:

@@ -203,7 +203,9 @@ def test_a_drawn_seed_is_logged_and_a_resumed_run_goes_on_with_it(make_trainer):
 
 def test_accumulated_batches_are_the_next_ones_of_the_plan_and_make_one_step(make_trainer, monkeypatch):
     trainer = make_trainer(gradient_accumulation_steps=2, dataset__batch_size=2, num_training_batches=3)
-    assert "batch: 2 trials a device x 2 accumulated x 1 process(es) = 4 an optimiser step" in log_of(trainer)
+    assert "a batch is one optimiser step: 2 trials a device x 2 accumulated x 1 process(es) = 4 trials" in log_of(
+        trainer
+    )
     seen, step = [], trainer.train_step
 
     def train_step(batches):
@@ -289,6 +291,7 @@ def test_gpu_number_says_which_gpu_and_the_first_is_taken_where_it_is_not_there(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
     monkeypatch.setattr(torch.cuda, "set_device", found.append)
     accelerator = SimpleNamespace(device=torch.device(kind), process_index=0, num_processes=1, is_main_process=True)
+    accelerator.local_process_index = 0
     monkeypatch.setattr(backend, "_make_accelerator", lambda *_: accelerator)
     Backend(kind, gpu_number=gpu_number)
     assert found == taken
