@@ -8,9 +8,12 @@ python train_model.py ... --resume                           # after an interrup
 """
 
 import argparse
+import ctypes
 import os
 import shlex
+import signal
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,6 +71,10 @@ def main(arguments: list[str] | None = None) -> int:
     if options.resume and options.overwrite:
         print("--resume goes on with a run and --overwrite removes it: give one of them", file=sys.stderr)
         return 2
+    if threading.current_thread() is not threading.main_thread():
+        # torch_xla's launcher runs this in a thread, and where Ctrl-C interrupts the main one that waits for this one:
+        # let the signal end the process, as checkpoints allow.
+        ctypes.CDLL(None).signal(int(signal.SIGINT), None)
     several = int(os.environ.get("WORLD_SIZE", 1)) > 1 or "PJRT_LOCAL_PROCESS_COUNT" in os.environ
     try:
         code = train(options)
@@ -83,7 +90,9 @@ def main(arguments: list[str] | None = None) -> int:
             traceback.print_exc()
         elif str(error):
             print(_of_this_process(f"another process ended, and with it the run ({error})"), file=sys.stderr)
-    if several and code:
+    if code and os.environ.get("PJRT_LOCAL_PROCESS_COUNT") == "1":
+        raise SystemExit(code)  # accelerate launch passes this on, and not what is returned
+    if code and several:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
