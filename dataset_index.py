@@ -137,7 +137,7 @@ def index_splits(
 
 
 def _index_split(config, split: str, labelled: bool, left_out: list) -> tuple[list[Trial], list[str]]:
-    paths, problems = _split_files(config, split)
+    paths, problems = split_files(config, split)
     trials: list[Trial] = []
     n_read, n_before = 0, len(left_out)
     for day, path in tqdm(paths.items(), desc=f"Checking {split} files", unit="file", disable=None, leave=False):
@@ -184,7 +184,7 @@ def _index_split(config, split: str, labelled: bool, left_out: list) -> tuple[li
     return trials, problems
 
 
-def _split_files(config, split: str) -> tuple[dict[int, Path], list[str]]:
+def split_files(config, split: str) -> tuple[dict[int, Path], list[str]]:
     """The files of a split by day, and what is missing that the split cannot do without."""
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}; it must be 'train', 'val' or 'test'")

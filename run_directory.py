@@ -1,6 +1,7 @@
 """The directory of a run: never two runs in one, nothing removed that a run did not write."""
 
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from config import Config
 logger = logging.getLogger("b2txt")
 
 # What a run and its evaluations write; overwriting removes these and nothing else.
-RUN_ENTRIES = ("tensorboard", "training_log")
+LAUNCH_LOGS = "launch_logs"  # of launch_tpu_training.py, which writes there before the run begins
+RUN_ENTRIES = ("tensorboard", "training_log", LAUNCH_LOGS)
 CHECKPOINT_PATTERNS = (
     *("args.yaml", "best_checkpoint", "last_checkpoint", "*checkpoint_batch_*", ".*checkpoint.tmp"),
     *("val_metrics.json", "val_logits.npz", "val_input_features.npz"),
@@ -20,7 +22,7 @@ EVALUATION_PATTERNS = ("predictions_*.csv", "evaluation_*.json", "submission_*.c
 def check_vacant(
     output_dir: str | Path, resume: bool = False, overwrite: bool = False, checkpoint_dir: str | Path | None = None
 ) -> None:
-    """Refuse to mix two runs: a directory with something in it needs `resume` or `overwrite`.
+    """Refuse to mix two runs: a directory with more in it than logs of a launch needs `resume` or `overwrite`.
 
     So does a checkpoint_dir elsewhere with a run's checkpoints in it; other files there are no hindrance.
 
@@ -32,7 +34,7 @@ def check_vacant(
         raise FileExistsError(f"{output_dir} is a file; choose another --output_dir")
     if resume and overwrite:
         raise FileExistsError("--resume goes on with a run and --overwrite removes it: give one of them")
-    found = sorted(path.name for path in output_dir.iterdir()) if output_dir.is_dir() else []
+    found = _entries(output_dir)
     checkpoints = sorted(path.name for path in checkpoint_files(checkpoint_dir))
     if resume or not (found or checkpoints):
         return
@@ -51,6 +53,11 @@ def check_vacant(
         raise FileExistsError(f"{output_dir} holds no earlier run ({', '.join(found)}): it is not overwritten")
 
 
+def _entries(output_dir: Path) -> list[str]:
+    """What is in it, sorted, but for the logs of a launch: those of the one that starts this run are there already."""
+    return sorted(path.name for path in output_dir.iterdir() if path.name != LAUNCH_LOGS) if output_dir.is_dir() else []
+
+
 def checkpoint_files(directory: str | Path) -> list[Path]:
     """What a run wrote into its checkpoint directory, which may hold other files too: it may be anywhere."""
     return [path for pattern in CHECKPOINT_PATTERNS for path in Path(directory).glob(pattern) if path.is_file()]
@@ -64,7 +71,10 @@ def remove_run(output_dir: str | Path, checkpoint_dir: str | Path) -> None:
     output_dir = Path(output_dir)
     checkpoints = checkpoint_files(output_dir / "checkpoint") + checkpoint_files(checkpoint_dir)
     evaluations = [path for pattern in EVALUATION_PATTERNS for path in output_dir.glob(pattern)]
-    for path in [*(output_dir / name for name in RUN_ENTRIES), *checkpoints, *evaluations]:
+    entries = set(RUN_ENTRIES)
+    if "B2TXT_LAUNCHER" in os.environ:
+        entries.remove(LAUNCH_LOGS)  # being written to: the launcher removed the earlier run's
+    for path in [*(output_dir / name for name in entries), *checkpoints, *evaluations]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -72,12 +82,12 @@ def remove_run(output_dir: str | Path, checkpoint_dir: str | Path) -> None:
 
 
 def take_free_directory(config: Config) -> None:
-    """Point config.output_dir at the next free numbered directory if it exists with something in it.
+    """Point config.output_dir at the next free numbered directory if it exists with more in it than logs of a launch.
 
     And config.checkpoint_dir, where that lies elsewhere and holds a run's checkpoints.
     """
     wanted = Path(config.output_dir)
-    if wanted.exists() and not (wanted.is_dir() and not any(wanted.iterdir())):
+    if wanted.exists() and not (wanted.is_dir() and not _entries(wanted)):
         config.output_dir = _free_directory(wanted)  # a checkpoint_dir inside it moves along
     if checkpoint_files(config.checkpoint_dir):
         config.checkpoint_dir = _free_directory(Path(config.checkpoint_dir))
