@@ -21,11 +21,11 @@ import numpy as np
 import torch
 
 from processes import Processes
+from tpu_host import GOOGLE_PCI_VENDOR, find_chips
 
 logger = logging.getLogger("b2txt")
 
 DEVICES = ("cpu", "cuda", "xla")
-GOOGLE_PCI_VENDOR = "0x1ae0"
 LONGEST_WAIT = timedelta(minutes=30)  # of processes for each other: the first of a host reads all of the data
 
 
@@ -35,12 +35,7 @@ class BackendError(ValueError):
 
 def tpu_attached() -> bool:
     """Whether this machine has a TPU that torch_xla can use; starts no runtime."""
-    vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
-    if find_spec("torch_xla") is None or not any(v.read_text().strip() == GOOGLE_PCI_VENDOR for v in vendors):
-        return False  # without importing torch_xla, which takes seconds
-    from torch_xla._internal import tpu  # a network card of the same vendor is not a TPU: ask torch_xla
-
-    return tpu.num_available_chips() > 0
+    return find_spec("torch_xla") is not None and bool(find_chips()[0])
 
 
 def choose_device(requested: str | None = None, use_tpu: bool = True) -> tuple[str, str]:
@@ -130,6 +125,11 @@ class Backend:
             )
         if self.kind == "cuda" and "LOCAL_RANK" not in os.environ:
             torch.cuda.set_device(self._gpu_index(gpu_number))
+        if os.environ.get("ACCELERATE_USE_CPU") == "True" and "MASTER_PORT" in os.environ and "RANK" not in os.environ:
+            logger.warning(
+                "accelerate launch --cpu started one process only, whatever --num_processes says; for N of them: "
+                "torchrun --nproc_per_node N train_model.py --device cpu"
+            )
         self.accelerator = _make_accelerator(self.kind, log_with)
         self.device = self.accelerator.device
         self.processes = Processes(self.accelerator)
@@ -395,7 +395,7 @@ def _choose_chip() -> None:
     else:
         from torch_xla._internal import tpu
 
-        n_devices = tpu.num_available_chips()
+        n_devices = len(find_chips()[0])
         tpu.configure_one_chip_topology()
     if n_devices > 1:
         logger.warning(

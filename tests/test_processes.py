@@ -3,13 +3,16 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from two_processes import run_on, start
+from two_processes import free_port, run_on, start
 
+from backend import Backend
 from checkpointing import load_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -147,3 +150,67 @@ def test_what_one_process_refuses_two_refuse_once(command, tmp_path):
     codes, said = end_of(start(command, 2))
     assert codes == [2, 2]
     assert sum("holds an earlier run" in words for words in said) == 1
+
+
+# ---- launchers -------------------------------------------------------------------------------------------------------
+
+
+def launched(*launcher, command, cwd, **variables):
+    """Start a launcher of train_model.py from another directory."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "USE_TORCH_XLA": "0"} | variables
+    line = [sys.executable, "-m", *map(str, launcher), *command, "--num_batches", "4"]
+    return subprocess.Popen(
+        line, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+
+
+def test_torchrun_and_accelerate_launch_train_alike(command, tmp_path):
+    states = []
+    for name, launcher in {
+        "torchrun": ["torch.distributed.run", "--nproc_per_node", 2, "--master_port", free_port()],
+        "accelerate": ["accelerate.commands.launch", "--multi_gpu", "--num_processes", 2, "--num_machines", 1,
+                       "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", free_port()],
+    }.items():  # fmt: skip
+        process = launched(*launcher, command=[*command, "--output_dir", str(tmp_path / name)], cwd=tmp_path)
+        codes, said = end_of([process], 200)
+        assert codes == [0], said
+        assert said[0].count("evaluate:") == 1  # one of them speaks
+        assert "x 2 process(es) = 8 trials" in said[0]
+        states.append(load_checkpoint(tmp_path / name / "checkpoint" / "last_checkpoint")["model_state_dict"])
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+def test_of_two_machines_only_the_first_writes(command, tmp_path):
+    """One process on each, the second with a working directory of its own."""
+    port = free_port()
+    machines = []
+    for rank in range(2):
+        (tmp_path / f"machine_{rank}").mkdir()
+        launcher = ["torch.distributed.run", "--nnodes", 2, "--nproc_per_node", 1, "--node_rank", rank,
+                    "--master_addr", "127.0.0.1", "--master_port", port]  # fmt: skip
+        line = [*command, "--output_dir", "here"]
+        machines.append(launched(*launcher, command=line, cwd=tmp_path / f"machine_{rank}"))
+    codes, said = end_of(machines, 200)
+    assert codes == [0, 0], said
+    assert "x 2 process(es) = 8 trials" in said[0] and "evaluate:" not in said[1]
+    assert (tmp_path / "machine_0" / "here" / "checkpoint" / "last_checkpoint").is_file()
+    assert list((tmp_path / "machine_1").iterdir()) == []
+
+
+def test_a_checkpoint_that_one_host_lacks_is_said(simulated, tmp_path):
+    said = run_on(2, "resume_without_the_file", simulated, {"output_dir": tmp_path / "run"})
+    assert said[0] == "other" and "is not on this host" in said[1] and "copy it there" in said[1]
+
+
+def test_accelerate_launch_cpu_is_said_to_start_one_process_only(caplog, monkeypatch):
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    Backend("cpu")
+    assert "one process only" in caplog.text and "torchrun" in caplog.text
+
+
+def test_no_process_holds_two_copies_of_the_model():
+    for found in run_on(2, "peak_of_initialisation"):
+        assert found["growth"] < 1.8 * found["parameters"], found

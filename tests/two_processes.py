@@ -29,7 +29,8 @@ def start(command: list[str], n_processes: int, **popen: Any) -> list[subprocess
     }  # fmt: skip
     return [
         subprocess.Popen(
-            [sys.executable, *(word.replace("{rank}", str(rank)) for word in command)], env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            [sys.executable, *(word.replace("{rank}", str(rank)) for word in command)],
+            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **popen,
         )
         for rank in range(n_processes)
@@ -169,6 +170,51 @@ def differing_parameters() -> str:
         return backend.check_parameters(model)
     except RuntimeError as error:
         return str(error)
+
+
+def resume_without_the_file(data_dir: str, settings: dict[str, Any]) -> str:
+    import rnn_trainer
+    from checkpointing import CheckpointError
+    from processes import OtherProcessFailed
+
+    trainer = make_trainer(data_dir, settings | {"num_training_batches": 3})
+    trainer.train()
+    if not trainer.backend.is_main:
+
+        class Elsewhere(Path):
+            """A path on a host that does not have the checkpoints."""
+
+            _flavour = type(Path())._flavour
+
+            def exists(self) -> bool:
+                return False
+
+        rnn_trainer.Path = Elsewhere
+    try:
+        make_trainer(data_dir, settings, "resume")
+    except CheckpointError as error:
+        return str(error)
+    except OtherProcessFailed:
+        return "other"
+    return "nothing"
+
+
+def peak_of_initialisation() -> dict[str, float]:
+    """Bytes by which the process grew while it got a model, and bytes of the model."""
+    import resource
+
+    from tiny import tiny_config
+
+    from backend import Backend
+    from rnn_model import build_model
+
+    def peak() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    backend, config = Backend("cpu"), tiny_config(model__n_units=1024, model__noise_units=1024, model__n_layers=6)
+    before = peak()
+    model = backend.build(lambda: build_model(config))
+    return {"growth": peak() - before, "parameters": sum(p.numel() * p.element_size() for p in model.parameters())}
 
 
 if __name__ == "__main__":
