@@ -244,6 +244,15 @@ class Backend:
         if self.watch is not None:
             self.watch.end_program(name, None if batch is None else tuple(batch["features"].shape))
 
+    def wait_for_device(self) -> None:
+        """Until all that was asked of the device is done."""
+        if self.kind == "cuda":
+            torch.cuda.synchronize()
+        elif self.kind == "xla":
+            import torch_xla.core.xla_model as xm
+
+            xm.wait_device_ops()
+
     def program_counts(self) -> dict[str, float]:
         """On XLA what `XlaWatch` counts, under names for the trackers; nothing elsewhere."""
         return {f"xla/{name}": count for name, count in self.watch.counts().items()} if self.watch else {}

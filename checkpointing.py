@@ -20,6 +20,7 @@ logger = logging.getLogger("b2txt")
 
 NOT_OURS = "not a PyTorch checkpoint of this project"
 ADAM_COPIES = 3  # a parameter and its two moments
+FIXED = ("adversarial.enabled", "dataset.feature_subset")  # with the model, what a resumed run cannot change
 
 
 class CheckpointError(ValueError):
@@ -191,3 +192,28 @@ def check_disk(model: torch.nn.Module, config: Any) -> None:
             f"and {free / 1e9:.1f} GB are free; choose another output_dir, or save less "
             "(batches_per_save, save_all_val_steps, save_final_model)"
         )
+
+
+def check_same_run(saved: dict[str, Any], given: dict[str, Any], path: Path) -> None:
+    """Refuse to resume with another model or other sessions; name the settings that changed otherwise."""
+    saved, given = flat_settings(saved), flat_settings(given)
+    changed = [key for key in given if saved.get(key) != given[key] and not key.endswith(("_dir", "sessions"))]
+    fatal = [k for k in changed if k in FIXED or (k.startswith("model.") and not k.endswith("dropout"))]
+    if saved.get("dataset.sessions") != given["dataset.sessions"]:
+        fatal.append("dataset.sessions")
+    if fatal:
+        lines = [f"  {key}: {saved.get(key)} in the checkpoint, {given[key]} now" for key in fatal]
+        raise CheckpointError("\n".join([f"{path} cannot be resumed with this configuration:", *lines]))
+    for key in changed:
+        logger.warning("resuming with another %s: %s before, %s now", key, saved.get(key), given[key])
+
+
+def flat_settings(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level of dotted names; lists as text, since trackers take only plain values."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            flat |= flat_settings(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value if isinstance(value, int | float | str) else str(value)
+    return flat

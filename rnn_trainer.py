@@ -8,6 +8,7 @@ All that is random in a step is a function of (seed, step), and so is the choice
 and resumed is the run that was not.
 """
 
+import contextlib
 import logging
 import math
 import os
@@ -23,7 +24,9 @@ from backend import Backend
 from checkpointing import (
     CheckpointError,
     check_disk,
+    check_same_run,
     copy_checkpoint,
+    flat_settings,
     latest_checkpoint,
     load_checkpoint,
     remove_temporary_files,
@@ -36,15 +39,15 @@ from evaluate_model_helpers import phonemes_to_text
 from inference import batch_logits, inference_batch
 from loss import adversarial_ramp
 from optimizer import learning_rates, make_optimizer
+from profiling import StepProfiler
 from rnn_model import build_model
-from run_directory import check_vacant, remove_run, take_free_directory
-from training_log import go_on_in_file, log_to_file, log_to_terminal, progress_bar, warnings_only
+from run_directory import PROFILE, choose_directories, remove_run
+from training_log import go_on_in_file, log_to_file, log_to_terminal, progress_bar, speak_little
 from training_step import INITIALISATION, STEP_METRICS, TrainingStep
 from validation import picture_of_a_trial, save_validation, validate
 
 logger = logging.getLogger("b2txt")
 
-FIXED = ("adversarial.enabled", "dataset.feature_subset")  # with the model, what a resumed run cannot change
 BLANK_VALIDATIONS = 3  # so many validations with nothing but blanks are called a failure
 
 
@@ -76,11 +79,11 @@ class BrainToTextDecoder_Trainer:
         self.config = config = config.copy()
         self.backend = backend = Backend(device, config.use_amp, config.gpu_number, config.log_with, config.use_tpu)
         if not backend.is_main:
-            warnings_only()
+            speak_little()
         processes = backend.processes
         self._seed_was_drawn = config.seed == -1
-        places = processes.on_main(lambda: _choose_directories(config, existing))
-        config.output_dir, config.checkpoint_dir, config.seed = places
+        config.seed = processes.on_main(lambda: _draw_seed() if self._seed_was_drawn else config.seed)
+        config.output_dir, config.checkpoint_dir = processes.on_main(lambda: choose_directories(config, existing))
         self.output_dir, self.checkpoint_dir = Path(config.output_dir), Path(config.checkpoint_dir)
         processes.local_main_first(self._load_data)
         self._build()
@@ -129,7 +132,7 @@ class BrainToTextDecoder_Trainer:
             remove_temporary_files(self.checkpoint_dir)
             log_to_file(self.output_dir / "training_log")
             save_config(config, self.checkpoint_dir / "args.yaml")
-        backend.start_trackers(_flat(config.to_dict()), self.step, self.output_dir)
+        backend.start_trackers(flat_settings(config.to_dict()), self.step, self.output_dir)
         n_parameters = sum(p.numel() for p in self.model.parameters())
         global_batch = config.dataset.batch_size * config.gradient_accumulation_steps * backend.world_size
         self._log_device()
@@ -173,9 +176,11 @@ class BrainToTextDecoder_Trainer:
 
     # ---- training ------------------------------------------------------------------------------------------------
 
-    def train(self) -> dict[str, list]:
+    def train(self, profile_steps: tuple[int, int] | None = None) -> dict[str, list]:
         """Train to the next multiple of num_training_batches, or until early stopping (each round counts anew).
 
+        Args:
+            profile_steps: first and last step, counted from 1, of which a trace goes to output_dir/profile.
         Returns:
             train_losses (one an optimiser step), val_losses and val_PERs (one a validation) from the first step on,
             and val_metrics (one a validation) since this trainer was made: checkpoints do not hold them.
@@ -191,10 +196,13 @@ class BrainToTextDecoder_Trainer:
         loader = make_loader(self.train_batches, config, start=self.step * accumulation, end=target * accumulation)
         batches = iter(loader)
         self._interval_start, self._interval_step = time.perf_counter(), self.step
-        with progress_bar(target, self.step) as self.bar:
+        profiler = StepProfiler(profile_steps, self.output_dir / PROFILE, self.backend)
+        with progress_bar(target, self.step) as self.bar, contextlib.closing(profiler):
             while self.step < target:
+                profiler.before(self.step + 1)
                 self._pending.append(self.train_step([next(batches) for _ in range(accumulation)]))
                 self.step += 1
+                profiler.after(self.step)
                 self.bar.update()
                 last = self.step == target
                 if self.step % config.batches_per_train_log == 0 or last:
@@ -447,7 +455,7 @@ class BrainToTextDecoder_Trainer:
         state = load_checkpoint(path)
         if self._seed_was_drawn:  # the run goes on with the one it drew at its start
             self.config.seed = state["config"]["seed"]
-        _check_same_run(state["config"], self.config.to_dict(), path)
+        check_same_run(state["config"], self.config.to_dict(), path)
         self.model.load_state_dict(state["model_state_dict"])
         self.optimizer.load_state_dict(state["optimizer_state_dict"])
         self.backend.end_program("resumed state")
@@ -476,36 +484,5 @@ class BrainToTextDecoder_Trainer:
         return next(batch_logits(self.model, [batch], self.config, self.backend)).logits.float().cpu()
 
 
-def _choose_directories(config: Config, existing: str) -> tuple[str, str, int]:
-    """Where the run writes, and its seed; raises FileExistsError where it may not write."""
-    if existing == "keep":
-        take_free_directory(config)
-    else:
-        check_vacant(config.output_dir, existing == "resume", existing == "overwrite", config.checkpoint_dir)
-    seed = int.from_bytes(os.urandom(3), "little") if config.seed == -1 else config.seed
-    return str(config.output_dir), str(config.checkpoint_dir), seed
-
-
-def _check_same_run(saved: dict[str, Any], given: dict[str, Any], path: Path) -> None:
-    """Refuse to resume with another model or other sessions; name the settings that changed otherwise."""
-    saved, given = _flat(saved), _flat(given)
-    changed = [key for key in given if saved.get(key) != given[key] and not key.endswith(("_dir", "sessions"))]
-    fatal = [k for k in changed if k in FIXED or (k.startswith("model.") and not k.endswith("dropout"))]
-    if saved.get("dataset.sessions") != given["dataset.sessions"]:
-        fatal.append("dataset.sessions")
-    if fatal:
-        lines = [f"  {key}: {saved.get(key)} in the checkpoint, {given[key]} now" for key in fatal]
-        raise CheckpointError("\n".join([f"{path} cannot be resumed with this configuration:", *lines]))
-    for key in changed:
-        logger.warning("resuming with another %s: %s before, %s now", key, saved.get(key), given[key])
-
-
-def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one level of dotted names; lists as text, since trackers take only plain values."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value if isinstance(value, int | float | str) else str(value)
-    return flat
+def _draw_seed() -> int:
+    return int.from_bytes(os.urandom(3), "little")

@@ -11,7 +11,8 @@ logger = logging.getLogger("b2txt")
 
 # What a run and its evaluations write; overwriting removes these and nothing else.
 LAUNCH_LOGS = "launch_logs"  # of launch_tpu_training.py, which writes there before the run begins
-RUN_ENTRIES = ("tensorboard", "training_log", LAUNCH_LOGS)
+PROFILE = "profile"  # traces of steps
+RUN_ENTRIES = ("tensorboard", "training_log", PROFILE, LAUNCH_LOGS)
 CHECKPOINT_PATTERNS = (
     *("args.yaml", "best_checkpoint", "last_checkpoint", "*checkpoint_batch_*", ".*checkpoint.tmp"),
     *("val_metrics.json", "val_logits.npz", "val_input_features.npz"),
@@ -79,6 +80,21 @@ def remove_run(output_dir: str | Path, checkpoint_dir: str | Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def choose_directories(config: Config, existing: str) -> tuple[str, str]:
+    """Where a run writes: its output_dir and checkpoint_dir.
+
+    Args:
+        existing: 'keep' to move to a free directory; 'refuse', 'resume' or 'overwrite' as `check_vacant` says.
+    Raises:
+        FileExistsError: where it may not write.
+    """
+    if existing == "keep":
+        take_free_directory(config)
+    else:
+        check_vacant(config.output_dir, existing == "resume", existing == "overwrite", config.checkpoint_dir)
+    return str(config.output_dir), str(config.checkpoint_dir)
 
 
 def take_free_directory(config: Config) -> None:

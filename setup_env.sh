@@ -3,6 +3,9 @@
 # .venv beside this file, made where it is missing; requirements.txt is installed where it is not yet.
 #
 #     ./setup_env.sh             set up, and say how to activate the environment
+#     ./setup_env.sh cpu         the same
+#     ./setup_env.sh gpu         and look for CUDA GPUs
+#     ./setup_env.sh tpu         and add libtpu, the TPU's library, and look for chips; starts no runtime
 #     ./setup_env.sh --python    print a Python that the project runs on, and do nothing else
 #     ./setup_env.sh --tpu_compiler    set up, and add the compiler that tpu_compile_check.py needs (Linux on x86-64)
 #     PYTHON=/path/to/python3.12 ./setup_env.sh    make .venv with this Python
@@ -108,12 +111,37 @@ add_tpu_compiler() {
     touch "$folder/installed"
 }
 
+show_gpus() {
+    python - <<'PYTHON' || stop "PyTorch sees no CUDA GPU: look at what nvidia-smi says; the environment is ready."
+import sys, torch
+for i in range(torch.cuda.device_count()):
+    print(f"GPU {i}: {torch.cuda.get_device_name(i)}, bf16: {'yes' if torch.cuda.is_bf16_supported() else 'no'}")
+sys.exit(not torch.cuda.is_available())
+PYTHON
+}
+
+add_tpu() {
+    [[ "$(uname -sm)" == "Linux x86_64" ]] || stop "torch_xla is there for Linux on x86-64 only."
+    python -c 'import importlib.metadata as m; m.version("libtpu")' 2>/dev/null || {
+        echo "installing libtpu"
+        python -m pip install --disable-pip-version-check --quiet "torch_xla[tpu]==2.9.0"
+    }
+    (cd "$here" && python -c 'import sys, tpu_host as t; c = t.find_chips()[0]; print(len(c), "TPU chip(s):", *c[:1]); sys.exit(not c)') ||
+        stop "This machine shows no TPU chip; the environment is ready."
+}
+
 if [[ "${BASH_SOURCE[0]}" != "$0" ]]; then
     set_up
 elif [[ "${1:-}" == --python ]]; then
     find_python
+elif [[ ! "${1:-cpu}" =~ ^(cpu|gpu|tpu|--tpu_compiler)$ ]]; then
+    stop "$0 takes cpu, gpu, tpu, --tpu_compiler or --python, not $1"
 else
     set_up
-    [[ "${1:-}" != --tpu_compiler ]] || add_tpu_compiler
+    case "${1:-cpu}" in
+    gpu) show_gpus ;;
+    tpu) add_tpu ;;
+    --tpu_compiler) add_tpu_compiler ;;
+    esac
     echo "ready; to use it in this terminal: source \"$VIRTUAL_ENV/bin/activate\""
 fi

@@ -47,10 +47,21 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help="remove an earlier run in the output directory; checkpoints that a script named itself stay",
     )  # fmt: skip
     parser.add_argument(
+        "--profile_steps", type=_steps, metavar="FIRST:LAST",
+        help="record these optimiser steps, counted from 1, in the output directory's profile folder, for TensorBoard",
+    )  # fmt: skip
+    parser.add_argument(
         "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
         help="any settings, e.g. dataset.batch_size=16; may be repeated",
     )  # fmt: skip
     return parser.parse_args(arguments)
+
+
+def _steps(text: str) -> tuple[int, int]:
+    first, _, last = text.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last)):
+        raise argparse.ArgumentTypeError(f"expected FIRST:LAST, such as 20:25, found {text!r}")
+    return int(first), int(last)
 
 
 def overrides(options: argparse.Namespace) -> list[str]:
@@ -126,7 +137,7 @@ def train(options: argparse.Namespace) -> int:
         done = _done_already(trainer)
         if done is None:
             try:
-                trainer.train()
+                trainer.train(options.profile_steps)
             except KeyboardInterrupt:
                 instead = " in place of --overwrite" if options.overwrite else ""
                 print(f"interrupted; go on with the same command and --resume{instead}", file=sys.stderr)

@@ -9,6 +9,8 @@ from tqdm import tqdm
 
 logger = logging.getLogger("b2txt")
 
+_bars = True  # whether this process shows progress bars
+
 
 class _EarlyLines(logging.Handler):
     """Keeps what is said before there is a file to write it to."""
@@ -38,6 +40,8 @@ def _remove_handlers(kind: type[logging.Handler]) -> list[logging.Handler]:
 
 def log_to_terminal() -> None:
     """Show the project's log lines, and remember them for `log_to_file`. Called again, it starts afresh."""
+    global _bars
+    _bars = True
     for kind in (_TerminalHandler, _EarlyLines, logging.FileHandler):
         _remove_handlers(kind)
     logger.addHandler(_EarlyLines())
@@ -48,8 +52,15 @@ def log_to_terminal() -> None:
     logger.propagate = False
 
 
-def warnings_only() -> None:
-    """Show no more than warnings from now on: one of several processes speaks for all."""
+def speak_little() -> None:
+    """Show no bars and no more than warnings from now on: one of several processes speaks for all.
+
+    But for those of launch_tpu_training.py, which has a file for what each says.
+    """
+    global _bars
+    _bars = False
+    if "B2TXT_LAUNCHER" in os.environ:
+        return
     for handler in logger.handlers:
         handler.setLevel(logging.WARNING)
 
@@ -80,13 +91,13 @@ def _file_handler(path: Path) -> logging.FileHandler:
 
 
 def progress_bar(total: int, initial: int = 0, unit: str = "batch", description: str | None = None) -> tqdm:
-    """A bar with rate and time left, on a terminal; nothing elsewhere."""
+    """A bar with rate and time left, on a terminal, of the process that speaks; nothing elsewhere."""
     return tqdm(
         total=total,
         initial=initial,
         unit=unit,
         desc=description,
-        disable=None,
+        disable=None if _bars else True,
         dynamic_ncols=True,
         leave=False,
     )

@@ -10,9 +10,15 @@ The number in a test's name is the case's. Faults of other parts are tested besi
     9, 15 checkpoints                       test_checkpointing
     10 resuming                             test_end_to_end: a_killed_and_resumed_run
     14 final and periodic checkpoints       test_rnn_trainer: only_the_named_checkpoints
+    24, 29, 30, 31, 33 several processes    test_processes, test_dataset
     26 no clipping                          test_rnn_trainer: clipping
     27 unknown keys                         test_config
     28 divergence                           test_rnn_trainer: no_number, only_blanks
+    32 a schedule a process                 test_processes: twice_the_batch
+    34-36 XLA                               xla/test_xla_training
+    37 a failing loader                     test_processes: failing_loader
+    38 Accelerate's file for a TPU          xla/test_launchers
+    39, 40 starting on a TPU                test_launch_tpu_training
     41 collapse before removing blanks      test_ctc: repeats
     42 edits are summed                     test_evaluate_model_helpers
 """

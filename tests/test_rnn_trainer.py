@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rnn_trainer
-from checkpointing import CheckpointError, load_checkpoint
+from checkpointing import CheckpointError, check_same_run, load_checkpoint
 from dataset import EvalBatches, make_loader
 from rnn_trainer import TrainingDiverged
 from validation import save_validation
@@ -74,9 +74,7 @@ def test_resuming_with_another_model_is_refused_and_another_rate_is_said(make_tr
     with pytest.raises(CheckpointError, match=r"model\.n_units: 5 in the checkpoint, 7 now"):
         make_trainer("resume", model__n_units=7)
     logging.getLogger("b2txt").propagate = True
-    rnn_trainer._check_same_run(
-        {"lr_max": 1.0, "dataset": {"sessions": []}}, {"lr_max": 2.0, "dataset": {"sessions": []}}, "x"
-    )
+    check_same_run({"lr_max": 1.0, "dataset": {"sessions": []}}, {"lr_max": 2.0, "dataset": {"sessions": []}}, "x")
     assert "lr_max: 1.0 before, 2.0 now" in caplog.text
 
 
@@ -420,3 +418,19 @@ def test_a_random_seed_is_drawn_and_kept(make_trainer):
     trainer = make_trainer(seed=-1)
     assert trainer.config.seed >= 0
     assert f"seed: {trainer.config.seed}" in (trainer.checkpoint_dir / "args.yaml").read_text()
+
+
+def test_steps_are_profiled_into_the_run_s_directory(make_trainer):
+    trainer = make_trainer()
+    trainer.train(profile_steps=(2, 3))
+    (trace,) = (trainer.output_dir / "profile").glob("*.pt.trace.json")
+    steps = json.loads(trace.read_text())["traceEvents"]
+    optimiser = [event for event in steps if event.get("name", "").startswith("Optimizer.step")]
+    assert len(optimiser) == 2
+    assert "profile of steps 2 to 3" in (trainer.output_dir / "training_log").read_text()
+
+
+def test_a_profile_that_reaches_beyond_the_run_is_written_at_its_end(make_trainer):
+    trainer = make_trainer(num_training_batches=3)
+    trainer.train(profile_steps=(3, 9))
+    assert len(list((trainer.output_dir / "profile").iterdir())) == 1

@@ -164,6 +164,21 @@ def test_the_tpu_compiler_is_installed_once_in_an_environment_of_its_own(checkou
     assert installed.exists() and not (tmp_path / "calls").exists()
 
 
+@pytest.mark.parametrize(("kind", "asked", "words"), [
+    ("gpu", "-", "PyTorch sees no CUDA GPU"), ("tpu", "-c import sys, tpu_host", "shows no TPU chip"),
+])  # fmt: skip
+def test_a_machine_is_looked_at_for_what_it_is_set_up_for(checkout, tmp_path, active, kind, asked, words):
+    assert call([checkout / "setup_env.sh", kind], tmp_path, **active).returncode == 0
+    assert calls(tmp_path)[-1].startswith(asked)
+    result = call([checkout / "setup_env.sh", kind], tmp_path, **active | {"FAIL": asked})
+    assert result.returncode == 1 and words in result.stderr
+
+
+def test_an_unknown_kind_of_machine_is_refused(checkout, tmp_path, active):
+    result = call([checkout / "setup_env.sh", "npu"], tmp_path, **active)
+    assert result.returncode == 1 and "cpu, gpu, tpu" in result.stderr
+
+
 def test_run_tests_checks_the_style_and_passes_its_arguments_on(checkout, tmp_path, active):
     assert call([checkout / "run_tests.sh", "-k", "one or two"], tmp_path, **active).returncode == 0
     style = ["-m ruff check .", "-m ruff format --check ."]

@@ -213,3 +213,8 @@ def test_the_same_seed_gives_the_same_run(make_trainer, tmp_path):
         for i, seed in enumerate((1, 1, 2))
     ]
     assert runs[0] == runs[1] != runs[2]
+
+
+def test_steps_are_profiled_on_xla(make_trainer, tmp_path):
+    make_trainer(device="xla", num_training_batches=3, batches_per_val_step=3).train(profile_steps=(2, 3))
+    assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
