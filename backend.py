@@ -164,7 +164,7 @@ class Backend:
         Every process then has the parameters of the main one.
         """
         if self.kind == "xla":  # gradients are exchanged in `clip_gradients`, once an optimiser step
-            if self.world_size > 1:
+            if self.processes.count > 1:
                 import torch_xla.core.xla_model as xm
 
                 xm.broadcast_master_param(model)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from backend import DEVICES, Backend
+from backend import DEVICES, Backend, BackendError
 from checkpointing import CheckpointError, find_checkpoint, load_checkpoint
 from config import Config, config_from_dict, load_config
 from ctc import greedy_collapse, output_lengths
@@ -96,6 +96,8 @@ def evaluation(
     backend = Backend(
         device, use_amp=config.use_amp and mixed_precision, gpu_number=config.gpu_number, use_tpu=config.use_tpu
     )
+    if backend.world_size > 1:
+        raise BackendError("evaluation runs in one process: start it with `python evaluate_model.py`, not a launcher")
     logger.info("%s, step %s; %s", checkpoint_path, checkpoint["step"], backend.description)
     model = restore_model(checkpoint, config, checkpoint_path).to(backend.device)
 

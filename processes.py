@@ -52,11 +52,6 @@ class Processes:
         torch_xla.sync()
         return total.cpu().to(values.dtype)
 
-    def wait(self) -> None:
-        """Until every process is here."""
-        if self.count > 1:
-            self._accelerator.wait_for_everyone()
-
     def together(self, function: Callable[[], T] | None) -> T | None:
         """Run function() where there is one; goes on only when it succeeded in every process that had one.
 

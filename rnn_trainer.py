@@ -326,7 +326,8 @@ class BrainToTextDecoder_Trainer:
         per, loss = metrics["avg_PER"], metrics["avg_loss"]
         self.val_PERs.append(per)
         self.val_losses.append(loss)
-        better = (per, loss) < (self.best_PER, self.best_loss)  # a tie in PER is broken by the loss
+        # A tie in PER is broken by the loss. The main process decides: whoever waits, waits with all.
+        better = self.backend.processes.on_main(lambda: (per, loss) < (self.best_PER, self.best_loss))
         if better:
             self.best_PER, self.best_loss, self.best_step = per, loss, self.step
         self.validations_without_gain = 0 if better else self.validations_without_gain + 1

@@ -80,6 +80,14 @@ def test_gradients_are_reduced_once_an_optimiser_step(simulated, tmp_path, accum
         assert found["numbers"] == found["parameters"] > 0
 
 
+def test_processes_that_disagree_about_the_best_do_not_wait_for_each_other(simulated, tmp_path):
+    settings = {"output_dir": tmp_path / "run", "num_training_batches": 6, "batches_per_val_step": 2}
+    first, second = run_on(2, "disagree_about_the_best", simulated, settings)
+    assert first == [0.98, 0.96, 0.94] and second == [0.02, 0.04, 0.06]
+    assert load_checkpoint(tmp_path / "run" / "checkpoint" / "best_checkpoint")["step"] == 6
+    assert all("one process" in said for said in run_on(2, "evaluate", tmp_path / "run"))
+
+
 def test_an_error_of_the_main_process_ends_the_others_without_words():
     assert run_on(2, "on_main_fails") == ["a full disk", "other"]
 

@@ -434,3 +434,21 @@ def test_a_profile_that_reaches_beyond_the_run_is_written_at_its_end(make_traine
     trainer = make_trainer(num_training_batches=3)
     trainer.train(profile_steps=(3, 9))
     assert len(list((trainer.output_dir / "profile").iterdir())) == 1
+
+
+@pytest.mark.parametrize("n_micro", [3, 2])
+def test_micro_batches_are_one_batch_of_all_their_trials(make_trainer, tmp_path, n_micro):
+    """Also where a step has fewer of them than it accumulates."""
+    nothing_random = {
+        f"dataset__data_transforms__{k}": 0 for k in ("white_noise_std", "constant_offset_std", "random_cut")
+    }
+    settings = {"model__rnn_dropout": 0.0, "dataset__n_time_buckets": 1, **nothing_random}
+    parts = make_trainer(output_dir=tmp_path / "parts", gradient_accumulation_steps=3, **settings)
+    whole = make_trainer(output_dir=tmp_path / "whole", **settings)
+    batches = [parts.train_batches[i] for i in range(n_micro)]
+    found = parts.train_step(batches)
+    expected = whole.train_step([{name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert_close = torch.testing.assert_close
+    for a, b in zip(parts.optimizer.state.values(), whole.optimizer.state.values(), strict=True):
+        assert_close(a["exp_avg"], b["exp_avg"], rtol=1e-4, atol=1e-7)

@@ -1,4 +1,4 @@
-"""train_model.py as Accelerate's launcher for XLA starts it, here on a CPU; and by hand on a host of several devices."""
+"""train_model.py as Accelerate's launcher for XLA starts it, on a CPU; and by hand where there are several devices."""
 
 import os
 import signal

@@ -218,3 +218,35 @@ def test_the_same_seed_gives_the_same_run(make_trainer, tmp_path):
 def test_steps_are_profiled_on_xla(make_trainer, tmp_path):
     make_trainer(device="xla", num_training_batches=3, batches_per_val_step=3).train(profile_steps=(2, 3))
     assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
+
+
+def test_sums_over_processes_and_the_main_one_s_weights_on_xla():
+    """With one replica, which stands for two: an all-reduce over one is what came in."""
+    backend = Backend("xla")
+    backend.world_size = backend.processes.count = 2
+    for values in (torch.arange(5), torch.rand(3, 2), torch.rand(4, dtype=torch.float64)):
+        total = backend.processes.sum(values)
+        assert total.dtype == values.dtype and total.device.type == "cpu"
+        torch.testing.assert_close(total, values, rtol=1e-6, atol=0)
+    assert backend.processes.on_main(lambda: {"a": [1, "\u00e9"]}) == {"a": [1, "\u00e9"]}
+    model = torch.nn.Linear(3, 2).to(backend.device)
+    before = model.weight.detach().cpu().clone()
+    backend.prepare(model, None)
+    torch.testing.assert_close(model.weight.detach().cpu(), before)
+
+
+def test_a_process_of_a_tpu_host_takes_the_chip_of_its_local_rank(monkeypatch):
+    from torch_xla._internal import tpu
+
+    import backend as module
+
+    taken = []
+    monkeypatch.setattr(tpu, "configure_topology", lambda rank, count: taken.append((rank, count)))
+    monkeypatch.setattr(tpu, "configure_one_chip_topology", lambda: taken.append("one"))
+    monkeypatch.setattr(module, "find_chips", lambda: (["v5e"] * 8, []))
+    monkeypatch.setattr(os, "environ", {"PJRT_DEVICE": "TPU", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"})
+    module._choose_chip()
+    assert taken == [(3, 8)] and os.environ["PJRT_LOCAL_PROCESS_RANK"] == "3"
+    monkeypatch.setattr(os, "environ", {"PJRT_DEVICE": "TPU"})
+    module._choose_chip()
+    assert taken[1:] == ["one"]
