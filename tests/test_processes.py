@@ -101,7 +101,7 @@ def command(simulated, tmp_path):
 
     from config import save_config
 
-    settings = {"num_training_batches": 40, "batches_per_val_step": 5, "batches_per_train_log": 1, "lr_decay_steps": 40}
+    settings = {"num_training_batches": 16, "batches_per_val_step": 4, "batches_per_train_log": 1, "lr_decay_steps": 16}
     save_config(training_config(simulated, tmp_path / "run", **settings), tmp_path / "args.yaml")
     return [str(ROOT / "train_model.py"), "--config_path", str(tmp_path / "args.yaml"), "--device", "cpu"]
 
@@ -124,7 +124,7 @@ def test_a_run_that_lost_a_rank_resumes_as_if_it_had_not(command, tmp_path):
     whole = end_of(start([*command, "--output_dir", str(tmp_path / "whole")], 2), 200)
     assert whole[0] == [0, 0], whole
     processes = start(command, 2)
-    wait_for(tmp_path / "run" / "training_log", "batch 13:", processes)
+    wait_for(tmp_path / "run" / "training_log", "batch 6:", processes)
     os.kill(processes[1].pid, signal.SIGKILL)
     codes, said = end_of(processes)
     assert codes[1] == -signal.SIGKILL and codes[0] == 2
@@ -132,7 +132,7 @@ def test_a_run_that_lost_a_rank_resumes_as_if_it_had_not(command, tmp_path):
     codes, said = end_of(start([*command, "--resume"], 2), 200)
     assert codes == [0, 0], said
     first, second = (load_checkpoint(tmp_path / run / "checkpoint" / "last_checkpoint") for run in ("whole", "run"))
-    assert first["step"] == second["step"] == 40
+    assert first["step"] == second["step"] == 16
     for name, value in first["model_state_dict"].items():
         assert torch.equal(second["model_state_dict"][name], value), name
 

@@ -424,9 +424,8 @@ def test_steps_are_profiled_into_the_run_s_directory(make_trainer):
     trainer = make_trainer()
     trainer.train(profile_steps=(2, 3))
     (trace,) = (trainer.output_dir / "profile").glob("*.pt.trace.json")
-    steps = json.loads(trace.read_text())["traceEvents"]
-    optimiser = [event for event in steps if event.get("name", "").startswith("Optimizer.step")]
-    assert len(optimiser) == 2
+    events = [event.get("name") for event in json.loads(trace.read_text())["traceEvents"]]
+    assert events.count("aten::_ctc_loss") == 2  # one a step
     assert "profile of steps 2 to 3" in (trainer.output_dir / "training_log").read_text()
 
 
