@@ -56,7 +56,7 @@ def choose_device(requested: str | None = None, use_tpu: bool = True) -> tuple[s
         if requested == "cuda" and not torch.cuda.is_available():
             raise BackendError("device cuda was asked for, and PyTorch sees no CUDA GPU; use --device cpu")
         if requested == "xla" and find_spec("torch_xla") is None:
-            raise BackendError("device xla was asked for, and torch_xla is not installed; pip install torch_xla==2.9.0")
+            raise BackendError("device xla was asked for, and torch_xla is not installed; ./setup_env.sh installs it")
         return requested, "as asked for"
     if started_by_xla_launcher():
         _check_that_xla_was_meant()

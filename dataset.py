@@ -48,10 +48,6 @@ __all__ = [
 
 BIN_MULTIPLE = 8  # bucket lengths and the label width are multiples of it: the TPU's tiles have 8 rows
 MAX_OPEN_FILES = 64  # a process; the real set has 45 sessions
-# Workers only read files and fill CPU tensors, which is safe after a fork; a fork starts at once, and works
-# in notebooks and in scripts without a __main__ guard, where spawn and forkserver do not. macOS cannot be
-# forked safely.
-WORKER_START_METHOD = "fork" if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True)
@@ -291,12 +287,23 @@ def make_loader(
         sampler=range(start, end),
         num_workers=num_workers,
         pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
-        multiprocessing_context=WORKER_START_METHOD if num_workers else None,
+        multiprocessing_context=_worker_start_method() if num_workers else None,
         # Making an iterator draws a number; from this generator, so that torch's global random state is
         # untouched and a run that is resumed (and so makes one iterator more) goes on exactly as if it had
         # not stopped.
         generator=torch.Generator(),
     )
+
+
+def _worker_start_method() -> str | None:
+    """Workers only read files and fill CPU tensors, which is safe after a fork.
+
+    A fork starts at once, and works in notebooks and in scripts without a __main__ guard, where spawn does not. But
+    macOS cannot be forked safely, nor can a process in which a TPU's runtime has started its threads.
+    """
+    if os.environ.get("PJRT_DEVICE") == "TPU":
+        return "spawn"
+    return "fork" if sys.platform == "linux" else None
 
 
 def _workers_that_fit(num_workers: int, batch_bytes: int, shared_memory: str = "/dev/shm") -> int:

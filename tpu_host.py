@@ -61,7 +61,9 @@ def check_tpu(n_processes: int | None, config_path: str, findings: Findings) -> 
     """Whether so many processes (None: not known) can have the chips of this machine."""
     problems = findings.problems
     if find_spec("torch_xla") is None:
-        problems.append("torch_xla is not installed; pip install torch_xla==2.9.0 (Linux on x86-64)")
+        problems.append("torch_xla is not installed; ./setup_env.sh tpu installs it (Linux on x86-64)")
+    elif find_spec("libtpu") is None and "TPU_LIBRARY_PATH" not in os.environ and find_chips()[0]:
+        problems.append("libtpu, the TPU's library, is not installed; ./setup_env.sh tpu installs it")
     if _is_installed("tensorflow"):
         findings.warnings.append(
             "tensorflow is installed and takes the TPU's library when it is imported; "

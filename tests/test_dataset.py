@@ -342,6 +342,16 @@ def test_workers_and_the_start_change_no_batch(root):
         assert all(map(same_batch, loaded, expected[start:]))
 
 
+def test_where_a_tpu_s_runtime_has_started_workers_are_not_forked(root, monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "TPU")
+    config = small_config(root)
+    batches = TrainBatches(index_trials(config, "train"), config)
+    expected = [batches[i] for i in range(3)]  # files are open here, which cannot be handed over
+    loader = make_loader(batches, config, 0, 3, num_workers=1)
+    assert loader.multiprocessing_context.get_start_method() == "spawn"
+    assert all(map(same_batch, loader, expected))
+
+
 def test_a_loader_without_end_goes_on(root):
     config = small_config(root, num_dataloader_workers=0)
     loader = make_loader(TrainBatches(index_trials(config, "train"), config), config)

@@ -109,7 +109,7 @@ def test_all_problems_are_listed_at_once(machine, refused, tmp_path, monkeypatch
     (tmp_path / "run" / "training_log").touch()
     said = refused("--num_cores", "3", "--data_dir", str(tmp_path / "no_data"))
     assert said.startswith("4 problems; nothing was started:\n  - ")
-    assert "torch_xla is not installed; pip install" in said
+    assert "torch_xla is not installed; ./setup_env.sh tpu" in said
     assert "3 processes do not go with the 4 chip(s) here; possible: --num_cores 1 (one chip) or --num_cores 4" in said
     assert said.count("There is no data set directory") == 1
     assert "--overwrite" in said
@@ -210,6 +210,13 @@ def test_tensorflow_is_warned_of(machine, planned, monkeypatch):
     machine(chips=8)
     monkeypatch.setattr(tpu_host, "_is_installed", lambda name: name == "tensorflow")
     assert "warning: tensorflow is installed" in planned().err
+
+
+def test_a_missing_library_of_the_tpu_is_a_problem(machine, refused, monkeypatch):
+    machine(chips=8)
+    monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
+    monkeypatch.setattr(tpu_host, "find_spec", lambda name: None if name == "libtpu" else name)
+    assert "libtpu, the TPU's library, is not installed; ./setup_env.sh tpu" in refused("--num_cores", "8")
 
 
 def test_a_disk_that_is_too_small_is_a_problem(machine, refused, monkeypatch):
