@@ -75,16 +75,22 @@ class Processes:
 
         Raises:
             OtherProcessFailed: where it raised an error in the main process, which raises that itself.
+            ValueError: in the main process, if the result is larger.
         """
-        result = self.together(function if self.is_main else None)
         if self.count == 1:
-            return result
+            return function()
+
+        def answer() -> bytes:
+            text = json.dumps(function()).encode()
+            if len(text) > MESSAGE_BYTES:
+                raise ValueError(f"an answer of {len(text)} bytes, and at most {MESSAGE_BYTES} are handed on")
+            return text
+
+        text = self.together(answer if self.is_main else None)
         message = torch.zeros(MESSAGE_BYTES, dtype=torch.int32)
         if self.is_main:
-            text = json.dumps(result).encode()
             message[: len(text)] = torch.tensor(list(text), dtype=torch.int32)
-        text = bytes(self.sum(message).tolist()).rstrip(b"\0")
-        return json.loads(text)
+        return json.loads(bytes(self.sum(message).tolist()).rstrip(b"\0"))
 
     def local_main_first(self, function: Callable[[], T]) -> T:
         """function() in every process, in the first of each host before the others: they find its caches."""

@@ -97,6 +97,16 @@ def test_no_tpu_is_said_in_seconds_with_what_was_looked_for_and_the_rehearsal(se
     assert f"python launch_tpu_training.py --config {settings} --backend cpu --num_cores 2" in done.stderr
 
 
+def test_neither_the_launcher_nor_the_script_starts_a_runtime_before_the_processes(settings):
+    """Case 39: torch_xla would then refuse to spawn, and the parent would hold the chips."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport train_model\nassert 'torch' not in sys.modules\n"
+        f"import launch_tpu_training as l\nl.main(['--config', {str(settings)!r}, '--dry_run', '--num_cores', '2'])\n"
+        "assert 'torch_xla' not in sys.modules and 'accelerate' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
 def test_other_devices_of_the_maker_are_no_chips(machine, refused):
     machine(chips=2, kind="0x0042")
     assert "found none, and 2 other devices of that maker (0x0042)" in refused()
