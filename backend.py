@@ -409,7 +409,7 @@ def _choose_chip() -> None:
     if n_devices > 1:
         logger.warning(
             "this machine has %d XLA devices, and this process takes one of them; for all: "
-            "python launch_tpu_training.py --num_cores %d, with the same options", n_devices, n_devices,
+            "python launch_tpu_training.py --num_cores %d, with the same options but --device", n_devices, n_devices,
         )  # fmt: skip
 
 
@@ -439,6 +439,8 @@ def _make_accelerator(kind: str, log_with: str) -> Any:
         project_config=ProjectConfiguration(logging_dir="."),  # `start_trackers` says where
         kwargs_handlers=[connection],
     )
+    if accelerator.device.type != kind and started_by_xla_launcher():
+        raise BackendError(f"this launcher starts XLA: leave out --device {kind}, or start with torchrun or python")
     if accelerator.device.type != kind:
         raise BackendError(
             f"device {kind} was chosen, and Accelerate, imported before this module, is on {accelerator.device}; "

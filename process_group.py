@@ -29,6 +29,7 @@ INTERRUPTED_S = 20.0  # after a forwarded Ctrl-C or SIGTERM: what was begun may 
 TERMINATED_S = 10.0  # after SIGTERM
 KILLED_S = 10.0  # after SIGKILL; one that is still there hangs in a driver
 SHOWN_LINES = 20
+OTHER_ENDED = 3  # a process's exit code where it only ends because another one did
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LIBC = ctypes.CDLL(None)
@@ -152,8 +153,10 @@ class _Group:
                 if event.code and first is None and not interrupted:
                     first = event
                     if running:
-                        self.say(f"rank {event.number} failed: {_how(event.code)}; ending {_names(running)}")
+                        self.say(f"rank {event.number} ended: {_how(event.code)}; ending {_names(running)}")
                     plan = _ending(BY_THEMSELVES_S)
+                elif event.code and first is not None and first.code == OTHER_ENDED and not _was_sent(plan):
+                    first = event  # the one that the other ended for
             elif first is None and not interrupted:
                 interrupted = event
                 self.say(f"{_signal_name(event)} to all processes; once more kills them")
@@ -202,6 +205,11 @@ def _ending(patience_s: float) -> list[tuple[float, int]]:
     terminate = time.monotonic() + patience_s
     kill = terminate + TERMINATED_S
     return [(terminate, signal.SIGTERM), (kill, signal.SIGKILL), (kill + KILLED_S, 0)]
+
+
+def _was_sent(plan: list[tuple[float, int]]) -> bool:
+    """Whether a signal of the plan was sent, so that what ends now does so by it."""
+    return len(plan) < 3
 
 
 def _send(ranks: list[_Rank], number: int) -> None:
@@ -254,18 +262,30 @@ def _copy_window_size(terminal: int) -> None:
 
 def _show(source: int, log: BinaryIO) -> None:
     """Copy what comes to stdout, and to the log its lines without a progress bar's redraws."""
-    rest, is_terminal, shown = b"", os.isatty(source), True
+    rest, is_terminal, shown, logged = b"", os.isatty(source), True, True
     while data := _read(source):
         if is_terminal:
             _copy_window_size(source)  # the window may have been resized
         shown = shown and _write(data)
         *lines, rest = (rest + data).split(b"\n")
-        log.writelines(_without_redraws(line) for line in lines)
-        log.flush()
+        logged = logged and _log(log, [_without_redraws(line) for line in lines])
         rest = rest[max(rest.rfind(b"\r", 0, -1), 0) :]  # a bar is redrawn for hours without a newline
-    log.write(_without_redraws(rest) if rest else b"")
-    log.close()
+    if logged and rest:
+        _log(log, [_without_redraws(rest)])
+    with contextlib.suppress(OSError):
+        log.close()
     os.close(source)
+
+
+def _log(log: BinaryIO, lines: list[bytes]) -> bool:
+    """Write to a log; False where it cannot be, as on a full disk: what comes must be read all the same."""
+    try:
+        log.writelines(lines)
+        log.flush()
+    except OSError as error:
+        print(f"{log.name}: not written any more ({error.strerror})", file=sys.stderr, flush=True)
+        return False
+    return True
 
 
 def _read(source: int) -> bytes:

@@ -98,6 +98,24 @@ class Processes:
         rest = self.together(function if self.local_rank != 0 else None)
         return first if self.local_rank == 0 else rest
 
+    def check_settings(self, settings: dict[str, Any]) -> None:
+        """Refuse to share a run with processes that were given other settings.
+
+        Raises:
+            ValueError: naming the settings, theirs and the main process's.
+            OtherProcessFailed: where another process has other settings.
+        """
+        of_main = self.on_main(lambda: settings)
+
+        def compare() -> None:
+            here = json.loads(json.dumps(settings))
+            differing = [key for key in here if here[key] != of_main.get(key)]
+            if differing:
+                lines = [f"  {key}: {here[key]} here, {of_main.get(key)} in process 0" for key in differing]
+                raise ValueError("\n".join(["the processes were started with different settings:", *lines]))
+
+        self.together(compare)
+
     def assert_equal(self, values: torch.Tensor, names: list[str], what: str) -> None:
         """Check that float32 values (n,) are the same everywhere.
 

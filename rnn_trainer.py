@@ -41,7 +41,7 @@ from loss import adversarial_ramp
 from optimizer import learning_rates, make_optimizer
 from profiling import StepProfiler
 from rnn_model import build_model
-from run_directory import PROFILE, choose_directories, remove_run
+from run_directory import PROFILE, choose_directories, hold_directory, remove_run
 from training_log import go_on_in_file, log_to_file, log_to_terminal, progress_bar, speak_little
 from training_step import INITIALISATION, STEP_METRICS, TrainingStep
 from validation import picture_of_a_trial, save_validation, validate
@@ -84,14 +84,20 @@ class BrainToTextDecoder_Trainer:
         self._seed_was_drawn = config.seed == -1
         config.seed = processes.on_main(lambda: _draw_seed() if self._seed_was_drawn else config.seed)
         config.output_dir, config.checkpoint_dir = processes.on_main(lambda: choose_directories(config, existing))
+        processes.check_settings({k: v for k, v in flat_settings(config.to_dict()).items() if not k.endswith("_dir")})
         self.output_dir, self.checkpoint_dir = Path(config.output_dir), Path(config.checkpoint_dir)
         processes.local_main_first(self._load_data)
         self._build()
         processes.on_main(lambda: check_disk(self.model, config))
         resumed = existing == "resume" and self._resume()
-        if existing == "overwrite":
-            processes.on_main(lambda: remove_run(self.output_dir, self.checkpoint_dir))
+        processes.on_main(lambda: self._take_directory(existing == "overwrite"))
         self._open_output(resumed)
+
+    def _take_directory(self, overwrite: bool) -> None:
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        hold_directory(self.output_dir)
+        if overwrite:
+            remove_run(self.output_dir, self.checkpoint_dir)
 
     # ---- setting up ----------------------------------------------------------------------------------------------
 
@@ -127,14 +133,12 @@ class BrainToTextDecoder_Trainer:
     def _open_output(self, resumed: bool) -> None:
         config, backend = self.config, self.backend
         if backend.is_main:
-            self.output_dir.mkdir(parents=True, exist_ok=True)
             self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
             remove_temporary_files(self.checkpoint_dir)
             log_to_file(self.output_dir / "training_log")
             save_config(config, self.checkpoint_dir / "args.yaml")
         backend.start_trackers(flat_settings(config.to_dict()), self.step, self.output_dir)
         n_parameters = sum(p.numel() for p in self.model.parameters())
-        global_batch = config.dataset.batch_size * config.gradient_accumulation_steps * backend.world_size
         self._log_device()
         logger.info("seed: %d%s", config.seed, " (drawn at random)" if self._seed_was_drawn else "")
         logger.info(
@@ -143,7 +147,8 @@ class BrainToTextDecoder_Trainer:
         )  # fmt: skip
         logger.info(
             "a batch is one optimiser step: %d trials a device x %d accumulated x %d process(es) = %d trials",
-            config.dataset.batch_size, config.gradient_accumulation_steps, backend.world_size, global_batch,
+            config.dataset.batch_size, config.gradient_accumulation_steps, backend.world_size,
+            self._trials_a_step(),
         )  # fmt: skip
         logger.info(
             "data: %d train and %d val trials; lengths padded to %s bins",
@@ -259,7 +264,8 @@ class BrainToTextDecoder_Trainer:
                 f"training diverged at batch {first + step + 1}: {found}. {saved} Try a lower lr_max, more "
                 "lr_warmup_steps, a smaller grad_norm_clip_value, or use_amp: false."
             )
-            logger.error("%s", message)
+            if self.backend.is_main:
+                logger.error("%s", message)
             raise TrainingDiverged(message)
 
     def _log_training(self) -> None:
@@ -435,7 +441,11 @@ class BrainToTextDecoder_Trainer:
                 "patch_stride": config.model.patch_stride,
             },
             "sessions": list(dataset.sessions),
+            "trials_a_step": self._trials_a_step(),
         }
+
+    def _trials_a_step(self) -> int:
+        return self.config.dataset.batch_size * self.config.gradient_accumulation_steps * self.backend.world_size
 
     def _resume(self) -> bool:
         """Take up the latest checkpoint of the output directory; whether there was one."""
@@ -460,6 +470,9 @@ class BrainToTextDecoder_Trainer:
         self.model.load_state_dict(state["model_state_dict"])
         self.optimizer.load_state_dict(state["optimizer_state_dict"])
         self.backend.end_program("resumed state")
+        before = state.get("trials_a_step", self._trials_a_step())
+        if before != self._trials_a_step():
+            logger.warning("resuming with %d trials an optimiser step: %d before", self._trials_a_step(), before)
         self.step = state["step"]
         self.best_PER, self.best_loss, self.best_step = (state["best"][k] for k in ("PER", "loss", "step"))
         self.validations_without_gain = state["validations_without_gain"]

@@ -1,17 +1,23 @@
 """The directory of a run: never two runs in one, nothing removed that a run did not write."""
 
+import fcntl
 import logging
 import os
 import shutil
+import socket
 from pathlib import Path
+from typing import TextIO
 
 from config import Config
 
 logger = logging.getLogger("b2txt")
 
+_held: dict[Path, TextIO] = {}  # lock files of this process, open for as long as it lives
+
 # What a run and its evaluations write; overwriting removes these and nothing else.
 LAUNCH_LOGS = "launch_logs"  # of launch_tpu_training.py, which writes there before the run begins
 PROFILE = "profile"  # traces of steps
+LOCK = ".in_use"  # held by the process that trains into the directory; it holds that process's number
 RUN_ENTRIES = ("tensorboard", "training_log", PROFILE, LAUNCH_LOGS)
 CHECKPOINT_PATTERNS = (
     *("args.yaml", "best_checkpoint", "last_checkpoint", "*checkpoint_batch_*", ".*checkpoint.tmp"),
@@ -31,6 +37,10 @@ def check_vacant(
         FileExistsError: saying what is there and which option to use.
     """
     output_dir, checkpoint_dir = Path(output_dir), Path(checkpoint_dir or Path(output_dir) / "checkpoint")
+    existing = next(path for path in (output_dir, *output_dir.absolute().parents) if path.exists())
+    if existing.is_dir() and not os.access(existing, os.W_OK):
+        raise FileExistsError(f"{existing} cannot be written to; choose another --output_dir")
+    check_not_in_use(output_dir)
     if output_dir.exists() and not output_dir.is_dir():
         raise FileExistsError(f"{output_dir} is a file; choose another --output_dir")
     if resume and overwrite:
@@ -56,7 +66,56 @@ def check_vacant(
 
 def _entries(output_dir: Path) -> list[str]:
     """What is in it, sorted, but for the logs of a launch: those of the one that starts this run are there already."""
-    return sorted(path.name for path in output_dir.iterdir() if path.name != LAUNCH_LOGS) if output_dir.is_dir() else []
+    if not output_dir.is_dir():
+        return []
+    return sorted(path.name for path in output_dir.iterdir() if path.name not in (LAUNCH_LOGS, LOCK))
+
+
+def check_not_in_use(output_dir: Path) -> None:
+    """Refuse a directory into which another process trains; hold nothing.
+
+    Raises:
+        FileExistsError: naming the process.
+    """
+    path = Path(output_dir).resolve() / LOCK
+    if path in _held or not path.exists():  # to open it a second time would give up this process's own hold
+        return
+    with open(path, "r+") as file:
+        _lock(file)
+
+
+def hold_directory(output_dir: str | Path) -> None:
+    """Make a directory this process's own for as long as it lives; the directory must be there.
+
+    Raises:
+        FileExistsError: naming the process that has it.
+    """
+    path = Path(output_dir).resolve() / LOCK
+    if path in _held:
+        return
+    file = open(path, "a+")  # noqa: SIM115  closing it would give up the hold
+    try:
+        _lock(file)
+    except FileExistsError:
+        file.close()
+        raise
+    file.truncate(0)
+    file.write(f"{os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    _held[path] = file
+
+
+def _lock(file: TextIO) -> None:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        file.seek(0)
+        raise FileExistsError(
+            f"{Path(file.name).parent}: process {file.read().strip()} trains into this directory; wait for it, or "
+            "choose another --output_dir"
+        ) from error
+    except OSError:  # a file system without locks
+        logger.warning("%s: cannot be locked; see that no other run writes there", Path(file.name).parent)
 
 
 def checkpoint_files(directory: str | Path) -> list[Path]:

@@ -9,6 +9,7 @@ python train_model.py ... --resume                           # after an interrup
 
 import argparse
 import ctypes
+import errno
 import os
 import shlex
 import signal
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rnn_trainer import BrainToTextDecoder_Trainer
 
+OTHER_ENDED = 3  # the exit code of a process that only ends because another one did
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
@@ -99,7 +101,8 @@ def main(arguments: list[str] | None = None) -> int:
         code = 2
         if not _says_that_another_ended(error):
             traceback.print_exc()
-        elif str(error):
+        else:
+            code = OTHER_ENDED
             print(_of_this_process(f"another process ended, and with it the run ({error})"), file=sys.stderr)
     if code and os.environ.get("PJRT_LOCAL_PROCESS_COUNT") == "1":
         raise SystemExit(code)  # accelerate launch passes this on, and not what is returned
@@ -139,13 +142,19 @@ def train(options: argparse.Namespace) -> int:
             try:
                 trainer.train(options.profile_steps)
             except KeyboardInterrupt:
+                if not trainer.backend.is_main:
+                    return 130
                 instead = " in place of --overwrite" if options.overwrite else ""
                 print(f"interrupted; go on with the same command and --resume{instead}", file=sys.stderr)
                 return 130
-    except (TrainingDiverged, OtherProcessFailed):  # said already, in the log or by the other process
+    except TrainingDiverged:  # its log has said so
         return 2
+    except OtherProcessFailed:  # which has said why
+        return OTHER_ENDED
     except (ValueError, OSError, MemoryError) as error:
-        print(_of_this_process(error), file=sys.stderr)
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        more = f"; the disk of {config.output_dir} is full: free some space, and go on with --resume" if full else ""
+        print(_of_this_process(f"{error}{more}"), file=sys.stderr)
         return 2
     if trainer.backend.is_main:
         print(done or _where_the_results_are(trainer))

@@ -53,7 +53,7 @@ def log_to_terminal() -> None:
 
 
 def speak_little() -> None:
-    """Show no bars and no more than warnings from now on: one of several processes speaks for all.
+    """Show no bars and no more than errors from now on: one of several processes speaks for all.
 
     But for those of launch_tpu_training.py, which has a file for what each says.
     """
@@ -62,7 +62,7 @@ def speak_little() -> None:
     if "B2TXT_LAUNCHER" in os.environ:
         return
     for handler in logger.handlers:
-        handler.setLevel(logging.WARNING)
+        handler.setLevel(logging.ERROR)
 
 
 def log_to_file(path: Path) -> None:

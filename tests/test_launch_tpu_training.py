@@ -15,6 +15,7 @@ import pytest
 from tiny import training_config
 
 import launch_tpu_training
+import process_group
 import tpu_host
 from config import save_config
 from run_directory import check_vacant, remove_run, take_free_directory
@@ -410,18 +411,36 @@ def test_the_first_failure_counts_and_the_others_may_end_by_themselves(start, tm
         print("last words of 1")
         first.with_name("writing").write_text(str(os.getpid()))
         first.with_name("writing").rename(first)
-        sys.exit(3)
+        sys.exit(4)
     while not (first.exists() and ") Z " in Path(f"/proc/{first.read_text()}/stat").read_text()):
         time.sleep(0.01)
     time.sleep(0.1)
     print(f"last words of {rank}")
-    sys.exit((5, 3, 0)[rank])
+    sys.exit((5, 4, 0)[rank])
     """
     _, err = (process := start(code)).communicate(timeout=20)
-    assert process.returncode == 3
-    assert "rank 1 failed: exit code 3; ending ranks 0, 2" in err and "SIGTERM" not in err
-    assert "rank 1 ended first: exit code 3" in err and "    last words of 1" in err and "logs/rank_1.log" in err
+    assert process.returncode == 4
+    assert "rank 1 ended: exit code 4; ending ranks 0, 2" in err and "SIGTERM" not in err
+    assert "rank 1 ended first: exit code 4" in err and "    last words of 1" in err and "logs/rank_1.log" in err
     assert "last words of 2" in log_of(tmp_path, 2)
+
+
+def test_one_that_ends_because_of_another_is_not_called_the_first(start):
+    code = """
+    if rank == 0:
+        time.sleep(0.2)
+        print("the reason")
+    sys.exit((2, 3, 3)[rank])
+    """
+    _, err = (process := start(code)).communicate(timeout=20)
+    assert process.returncode == 2 and "rank 0 ended first: exit code 2" in err and "    the reason" in err
+
+
+def test_a_log_that_cannot_be_written_stops_nothing(capsys):
+    """A full disk: rank 0 would block if nobody read what it says."""
+    with open("/dev/full", "ab", buffering=0) as full:
+        assert not process_group._log(full, [b"x" * 100_000])
+    assert "/dev/full: not written any more (No space left on device)" in capsys.readouterr().err
 
 
 def test_a_killed_process_takes_the_others_along_even_deaf_ones_and_their_helpers(start, tmp_path):

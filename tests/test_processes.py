@@ -14,6 +14,7 @@ from two_processes import free_port, run_on, start
 
 from backend import Backend
 from checkpointing import load_checkpoint
+from train_model import OTHER_ENDED
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTHING_RANDOM = {
@@ -127,7 +128,7 @@ def test_a_run_that_lost_a_rank_resumes_as_if_it_had_not(command, tmp_path):
     wait_for(tmp_path / "run" / "training_log", "batch 6:", processes)
     os.kill(processes[1].pid, signal.SIGKILL)
     codes, said = end_of(processes)
-    assert codes[1] == -signal.SIGKILL and codes[0] == 2
+    assert codes == [OTHER_ENDED, -signal.SIGKILL]
     assert "another process ended" in said[0] and "Traceback" not in said[0]
     codes, said = end_of(start([*command, "--resume"], 2), 200)
     assert codes == [0, 0], said
@@ -147,7 +148,7 @@ def test_a_failing_loader_of_one_rank_ends_both_with_its_message(command, simula
     for path in (tmp_path / "data_1").glob("*/data_train.hdf5"):
         os.truncate(path, 3000)
     codes, said = end_of(processes)
-    assert codes == [2, 2]
+    assert codes == [OTHER_ENDED, 2]
     assert said[1].count("process 1: ") == 1 and "cannot be read any more" in said[1] and "Traceback" not in said[1]
     assert "another process ended" in said[0] and "Traceback" not in said[0]
 
@@ -156,8 +157,36 @@ def test_what_one_process_refuses_two_refuse_once(command, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "something").write_text("")
     codes, said = end_of(start(command, 2))
-    assert codes == [2, 2]
+    assert codes == [2, OTHER_ENDED]
     assert sum("holds an earlier run" in words for words in said) == 1
+
+
+def test_processes_with_different_settings_do_not_train_together(command, tmp_path):
+    codes, said = end_of(start([*command, "--set", "lr_max=0.01{rank}", "lr_min=0.001"], 2))
+    assert codes == [OTHER_ENDED, 2]
+    assert "process 1: the processes were started with different settings" in said[1]
+    assert "lr_max: 0.011 here, 0.01 in process 0" in said[1]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_into_which_another_process_trains_is_refused_in_every_way(command, tmp_path):
+    alone = [*command, "--set", "num_training_batches=4000"]
+    (first,) = start(alone, 1)
+    wait_for(tmp_path / "run" / "training_log", "batch 3:", [first])
+    for option in ("--overwrite", "--resume"):
+        codes, said = end_of(start([*command, option], 1))
+        assert codes == [2] and f"process {first.pid} on " in said[0] and "trains into this directory" in said[0]
+    first.kill()
+    end_of([first])
+    codes, said = end_of(start([*command, "--overwrite"], 1))
+    assert codes == [0], said
+
+
+def test_another_number_of_trials_a_step_is_said_when_resuming(simulated, tmp_path):
+    settings = {"output_dir": tmp_path / "run", "num_training_batches": 2}
+    run_on(1, "train", simulated, settings)
+    run_on(2, "train", simulated, settings | {"num_training_batches": 3}, "resume")
+    assert "resuming with 8 trials an optimiser step: 4 before" in (tmp_path / "run" / "training_log").read_text()
 
 
 # ---- launchers -------------------------------------------------------------------------------------------------------
