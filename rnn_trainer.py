@@ -41,7 +41,7 @@ from loss import adversarial_ramp
 from optimizer import learning_rates, make_optimizer
 from profiling import StepProfiler
 from rnn_model import build_model
-from run_directory import PROFILE, choose_directories, hold_directory, remove_run
+from run_directory import PROFILE, choose_directories, hold_directory, release_directory, remove_run
 from training_log import go_on_in_file, log_to_file, log_to_terminal, progress_bar, speak_little
 from training_step import INITIALISATION, STEP_METRICS, TrainingStep
 from validation import picture_of_a_trial, save_validation, validate
@@ -193,6 +193,14 @@ class BrainToTextDecoder_Trainer:
             TrainingDiverged: when the loss or the gradient is no longer finite; checkpoints hold the last state
                 that was.
         """
+        self.backend.processes.on_main(lambda: hold_directory(self.output_dir))
+        try:
+            return self._train(profile_steps)
+        finally:
+            if self.backend.is_main:
+                release_directory(self.output_dir)
+
+    def _train(self, profile_steps: tuple[int, int] | None) -> dict[str, list]:
         self._take_the_log()
         config, accumulation = self.config, self.config.gradient_accumulation_steps
         if self.stopped_early or self.step % config.num_training_batches == 0:  # a new round, not a resumed one

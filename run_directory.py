@@ -12,7 +12,7 @@ from config import Config
 
 logger = logging.getLogger("b2txt")
 
-_held: dict[Path, TextIO] = {}  # lock files of this process, open for as long as it lives
+_held: dict[Path, TextIO] = {}  # lock files of this process; to close one is to give up the hold
 
 # What a run and its evaluations write; overwriting removes these and nothing else.
 LAUNCH_LOGS = "launch_logs"  # of launch_tpu_training.py, which writes there before the run begins
@@ -85,7 +85,7 @@ def check_not_in_use(output_dir: Path) -> None:
 
 
 def hold_directory(output_dir: str | Path) -> None:
-    """Make a directory this process's own for as long as it lives; the directory must be there.
+    """Make a directory this process's own until `release_directory` or its end; the directory must be there.
 
     Raises:
         FileExistsError: naming the process that has it.
@@ -103,6 +103,13 @@ def hold_directory(output_dir: str | Path) -> None:
     file.write(f"{os.getpid()} on {socket.gethostname()}\n")
     file.flush()
     _held[path] = file
+
+
+def release_directory(output_dir: str | Path) -> None:
+    """Give up what `hold_directory` took, so that another process may go on with the run."""
+    file = _held.pop(Path(output_dir).resolve() / LOCK, None)
+    if file is not None:
+        file.close()
 
 
 def _lock(file: TextIO) -> None:

@@ -3,6 +3,9 @@
 import json
 import logging
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -451,3 +454,19 @@ def test_micro_batches_are_one_batch_of_all_their_trials(make_trainer, tmp_path,
     assert_close = torch.testing.assert_close
     for a, b in zip(parts.optimizer.state.values(), whole.optimizer.state.values(), strict=True):
         assert_close(a["exp_avg"], b["exp_avg"], rtol=1e-4, atol=1e-7)
+
+
+def test_a_directory_is_held_from_the_start_to_the_end_of_training(make_trainer):
+    """Another process may then go on with the run, though this one, a notebook, lives on."""
+
+    def other_process_may_write():
+        code = f"from run_directory import check_not_in_use as c; from pathlib import Path; c(Path({str(directory)!r}))"
+        environment = {"PYTHONPATH": str(Path(rnn_trainer.__file__).parent)}
+        return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True).returncode == 0
+
+    trainer = make_trainer(num_training_batches=2)
+    directory = trainer.output_dir
+    assert not other_process_may_write()
+    trainer.train()
+    assert other_process_may_write()
+    trainer.train()
