@@ -306,7 +306,8 @@ class Backend:
         self.accelerator.init_trackers("tensorboard", config=settings, init_kwargs=options)
 
     def finish(self) -> None:
-        """Flush the trackers."""
+        """Flush the trackers, and part from the other processes once all are here: one that left would end them."""
+        self.processes.together(None)
         self.accelerator.end_training()
 
 

@@ -156,6 +156,7 @@ def train(options: argparse.Namespace) -> int:
         more = f"; the disk of {config.output_dir} is full: free some space, and go on with --resume" if full else ""
         print(_of_this_process(f"{error}{more}"), file=sys.stderr)
         return 2
+    trainer.backend.finish()
     if trainer.backend.is_main:
         print(done or _where_the_results_are(trainer))
     return 0

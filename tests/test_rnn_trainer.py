@@ -271,7 +271,7 @@ def test_overwriting_removes_the_earlier_run_and_nothing_else(make_trainer, tmp_
     (tmp_path / "run" / "predictions_val.csv").write_text("old")
     trainer = make_trainer("overwrite")
     assert trainer.step == 0
-    assert {p.name for p in (tmp_path / "run").iterdir()} == {"notes.txt", "checkpoint", "training_log"}
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {"notes.txt", "checkpoint", "training_log", ".in_use"}
 
 
 def test_nothing_is_written_when_the_data_are_wrong(make_trainer, tmp_path):

@@ -243,4 +243,9 @@ def peak_of_initialisation() -> dict[str, float]:
 
 if __name__ == "__main__":
     result = globals()[sys.argv[1]](*json.loads(sys.argv[2]))
-    print(json.dumps(result))
+    print(json.dumps(result), flush=True)
+    import torch
+
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
