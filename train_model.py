@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rnn_trainer import BrainToTextDecoder_Trainer
 
-OTHER_ENDED = 3  # the exit code of a process that only ends because another one did
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
+
+from process_group import OTHER_ENDED  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -105,7 +105,8 @@ def test_neither_the_launcher_nor_the_script_starts_a_runtime_before_the_process
         f"import launch_tpu_training as l\nl.main(['--config', {str(settings)!r}, '--dry_run', '--num_cores', '2'])\n"
         "assert 'torch_xla' not in sys.modules and 'accelerate' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_other_devices_of_the_maker_are_no_chips(machine, refused):

@@ -14,7 +14,7 @@ from two_processes import free_port, run_on, start
 
 from backend import Backend
 from checkpointing import load_checkpoint
-from train_model import OTHER_ENDED
+from process_group import OTHER_ENDED
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTHING_RANDOM = {
