@@ -24,13 +24,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tpu_host import LOCK_FILE
+
 COMPILER = Path(sys.prefix) / "tpu_compiler" / "bin" / "python"
 LABEL_WIDTH = 128
 CHIP_GIB = 15.75  # of a v5e's 16 GB, what a program can have
 PEAK_FLOPS, MEMORY_BYTES_PER_S = 197e12, 819e9  # v5e: docs.cloud.google.com/tpu/docs/v5e
 LINK_BYTES_PER_S = 90e9  # one link of a v5e, both directions
 CHIPS = 8
-LOCK_FILE = Path("/tmp/libtpu_lockfile")  # libtpu's own
 LONGEST_WAIT_S = 900  # for another process to be done with the compiler
 PARTS = ("noise_gru", "clean_gru", "noisy_gru", "ctc", "optimiser", "all_reduce")
 
