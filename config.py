@@ -118,6 +118,18 @@ class DatasetConfig(Section):
     dataset_probability_val: list[int] | None = None
 
 
+@dataclass
+class DecoderConfig(Section):
+    beam_size: Count = 100
+    beam_threshold: Positive = 40.0
+    lm_weight: NotNegative = 1.0
+    word_score: float = 0.0
+    silence_score: float = 0.0
+    blank_penalty: float = 0.0
+    acoustic_scale: Positive = 1.0
+    n_best: Count = 10
+
+
 @root_section
 @dataclass
 class Config(Section):
@@ -172,6 +184,7 @@ class Config(Section):
     log_with: Literal[TRACKERS] = "tensorboard"
 
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    decoder: DecoderConfig = field(default_factory=DecoderConfig)
 
     def __setattr__(self, key: str, value: Any) -> None:
         before = self.__dict__.get("output_dir")
