@@ -141,8 +141,10 @@ class NgramDecoder:
             return [Hypothesis("", 0.0, 0.0, 0.0)]
         scale = self.settings.acoustic_scale
         hypotheses: dict[str, Hypothesis] = {}
-        for result in self._search.decode(emissions.ctypes.data, *emissions.shape):
-            words = " ".join(self._dictionary.get_entry(index) for index in result.words if index >= 0)
+        results = self._search.decode(emissions.ctypes.data, *emissions.shape)
+        texts = [" ".join(self._dictionary.get_entry(i) for i in result.words if i >= 0) for result in results]
+        # Flashlight leaves ties in an order that changes with every run.
+        for words, result in sorted(zip(texts, results, strict=True), key=lambda pair: (-pair[1].score, pair[0])):
             if words not in hypotheses:  # the same words with other pronunciations come later, as less likely
                 acoustic = result.emittingModelScore / scale + skipped
                 lm_score = result.lmScore * LN_10 if self.has_lm else 0.0

@@ -1,8 +1,8 @@
 """N-gram language models from text: interpolated modified Kneser-Ney smoothing, written as ARPA files.
 
 Chen and Goodman, "An empirical study of smoothing techniques for language modeling", 1999. At the bottom, below
-the unigrams of the text, lie a uniform distribution over the vocabulary and, where given, word frequencies of the
-language at large, so that words which the text never has can still be decoded.
+the unigrams of the text, lie a nearly uniform distribution over the vocabulary and, where given, word frequencies of
+the language at large, so that words which the text never has can still be decoded.
 """
 
 import math
@@ -57,12 +57,12 @@ class NgramModel:
             lines += ["", f"\\{n}-grams:"]
             backoff = self.backoff[n - 1] if n < self.order else {}
             if n == 1:  # the beginning is never predicted
-                begin = f"\t{math.log10(backoff[(BEGIN,)]):.6f}" if (BEGIN,) in backoff else ""
+                begin = f"\t{math.log10(backoff[(BEGIN,)]):.7f}" if (BEGIN,) in backoff else ""
                 lines += [f"{UNKNOWN_LOG10}\t{UNKNOWN}", f"-99\t{BEGIN}{begin}"]
             for ngram, probability in ngrams.items():
                 weight = backoff.get(ngram)
-                end = "" if weight is None else f"\t{math.log10(weight):.6f}"
-                lines.append(f"{math.log10(probability):.6f}\t{' '.join(ngram)}{end}")
+                end = "" if weight is None else f"\t{math.log10(weight):.7f}"
+                lines.append(f"{math.log10(probability):.7f}\t{' '.join(ngram)}{end}")
         return "\n".join([*lines, "", "\\end\\", ""])
 
     def save(self, path: str | Path) -> None:
@@ -95,11 +95,12 @@ def train_ngram(
     share_of_end = len(sentences) / sum(len(sentence) + 1 for sentence in sentences)
     background = _background(words - {END}, frequencies, share_of_end)
     unigrams, spare = _discounted(counts[0])
-    uniform = spare[()] / len(words)
+    rest = _nearly_uniform(words)
     weight = frequency_weight if background else 0.0
     probabilities = [
         {
-            (word,): (1 - weight) * (unigrams.get((word,), 0.0) + uniform) + weight * background.get(word, 0.0)
+            (word,): (1 - weight) * (unigrams.get((word,), 0.0) + spare[()] * rest[word])
+            + weight * background.get(word, 0.0)
             for word in sorted(words)
         }
     ]
@@ -170,6 +171,18 @@ def _discounts(counts: Counter) -> tuple[float, float, float, float]:
     base = once / (once + 2 * twice)
     raw = (1 - 2 * base * twice / once, 2 - 3 * base * thrice / twice, 3 - 4 * base * four_times / thrice)
     return 0.0, *(min(max(discount, 0.05), 0.95 * n) for n, discount in enumerate(raw, 1))
+
+
+def _nearly_uniform(words: set[str]) -> dict[str, float]:
+    """Probabilities that fall from the shortest word to the longest, to half.
+
+    Were they equal, a decoder's choice between homophones that the text never has would be left to chance, and
+    differ from one run to the next.
+    """
+    ranked = sorted(words, key=lambda word: (len(word), word))
+    weights = [1 / (1 + rank / len(ranked)) for rank in range(len(ranked))]
+    total = sum(weights)
+    return {word: weight / total for word, weight in zip(ranked, weights, strict=True)}
 
 
 def _background(words: set[str], frequencies: Mapping[str, float] | None, share_of_end: float) -> dict[str, float]:
