@@ -224,6 +224,26 @@ def config_from_dict(
     return _resolve(data, overrides, os.path.abspath(base_dir or "."), {})
 
 
+def load_decoder_settings(path: str | os.PathLike | None, default: DecoderConfig) -> DecoderConfig:
+    """The decoder's settings: the default's, changed by those of a YAML file with a `decoder:` section.
+
+    Args:
+        path: such a file, as evaluate_model.py --tune_decoder writes; None: no change.
+    Raises:
+        ConfigError: listing every problem of the file.
+    """
+    if path is None:
+        return default.copy()
+    path = os.fspath(path)
+    data, problems = read_yaml_file(path)
+    data = plain(data)
+    if not isinstance(data, dict) or not isinstance(data.get("decoder"), dict):
+        raise ConfigError(f"{path}: expected a section 'decoder:' with settings, as --tune_decoder writes")
+    settings = build(DecoderConfig, default.to_dict() | data["decoder"], problems)
+    raise_problems(problems, path)
+    return settings
+
+
 def check_config(config: Config, source: str | None = None) -> None:
     """Raise a ConfigError that lists every wrong value; looks at values only, never at files."""
     problems: dict[str, str] = {}

@@ -1,11 +1,14 @@
-"""Evaluate a trained decoder: checkpoint -> logits -> phonemes -> error rates, predictions and submission.
+"""Evaluate a trained decoder: checkpoint -> emissions -> phonemes and sentences -> error rates and submission.
 
     python evaluate_model.py                                          # the model of rnn_args.yaml, on val
     python evaluate_model.py --model_path trained_models/quickstart   # a run's directory or a checkpoint file
-    python evaluate_model.py --model_path D --eval_type test          # writes submission_test.csv, of phonemes for now
+    python evaluate_model.py --model_path D --lm_text more.txt --word_frequencies wordfreq --tune_decoder
+    python evaluate_model.py --model_path D --eval_type test --decoder_config D/decoder_tuned.yaml
+    python evaluate_model.py --model_path D --check_submission D/submission_test.csv
 
 The checkpoint carries its model, sessions and preprocessing, and these are used whatever the configuration
-says. Results lie in the run's directory, or in --output_dir where that is read-only.
+says. By default sentences are decoded with a 3-gram of the data's train sentences. Results lie in the run's
+directory, or in --output_dir where that is read-only. An interrupted evaluation goes on where it was.
 """
 
 import argparse
@@ -13,43 +16,52 @@ import json
 import logging
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from backend import DEVICES, Backend, BackendError
 from checkpointing import CheckpointError, find_checkpoint, load_checkpoint
 from config import Config, config_from_dict, load_config
-from ctc import greedy_collapse, output_lengths
+from ctc import output_lengths
 from dataset import EvalBatches, make_loader
 from dataset_index import LISTED_AS_BAD, DataError, Trial, index_trials
+from decoder_tuning import tune_decoder
+from emissions import EmissionStore, emission_key
 from evaluate_model_helpers import (
     check_writable,
-    confusions,
     corpora_of_blocks,
-    count_errors,
-    json_rate,
-    name_confusions,
     prediction_rows,
     read_description,
-    sum_errors,
-    sum_errors_by,
+    submission_problems,
     trial_order,
     write_predictions,
     write_submission,
     write_text_atomically,
 )
+from evaluation_report import error_rates, format_results
 from inference import batch_logits
 from rnn_model import build_model
+from text_rules import normalize
 from training_log import log_to_terminal, progress_bar
+from word_evaluation import (
+    LANGUAGE_MODELS,
+    TUNED,
+    WordOptions,
+    decode_words,
+    decoding_key,
+    greedy_phonemes,
+    make_pool,
+    make_words,
+    word_results,
+)
 
 logger = logging.getLogger("b2txt")
 
 DEFAULT_CONFIG = Path(__file__).resolve().parent / "rnn_args.yaml"
 EVAL_TYPES = ("val", "test")
-N_CONFUSIONS = 10
 # Settings of the model that decide nothing once it is trained (its input network is as wide as its features).
 TRAINING_ONLY = ("rnn_dropout", "rnn_trainable", "input_network")
 SMOOTHING = ("smooth_data", "smooth_kernel_std", "smooth_kernel_size")
@@ -65,27 +77,31 @@ def evaluation(
     batch_size: int | None = None,
     device: str | None = None,
     mixed_precision: bool = True,
+    word_options: WordOptions | None = None,
 ) -> dict[str, Any]:
     """Decode the val or test split with a trained model and write the results.
 
     Args:
         model_path: run directory or checkpoint file; by default the output_dir of the configuration.
-        config_path: gives the place of the data and the batch size; by default the checkpoint's own
-            configuration, or rnn_args.yaml where there is no model_path either.
+        config_path: gives the place of the data, the batch size and the decoder's settings; by default the
+            checkpoint's own configuration, or rnn_args.yaml where there is no model_path either.
         eval_type: 'val' (error rates) or 'test' (submission).
         data_dir, batch_size: in place of the configuration's.
         csv_path: description of the blocks, for error rates a corpus.
         output_dir: of the results, by default the run directory.
         device: 'cpu', 'cuda', 'xla' or None to choose.
         mixed_precision: False for float32 also where the configuration has use_amp.
+        word_options: how sentences are made.
     Returns:
         what evaluation_val.json holds (no error rates for test), and `files`, the paths written.
     Raises:
-        ValueError: with what is wrong with checkpoint, configuration, data or directories, before anything is
-            computed.
+        ValueError: with what is wrong with checkpoint, configuration, data, language model or directories, before
+            anything is computed.
     """
     if eval_type not in EVAL_TYPES:
         raise ValueError(f"eval_type is 'val' or 'test', not {eval_type!r}")
+    options = word_options or WordOptions()
+    options.check()
     given = load_config(config_path or DEFAULT_CONFIG) if config_path or model_path is None else None
     checkpoint_path, run_dir = _find_model(model_path, given, data_dir, eval_type)
     directory = check_writable(output_dir or run_dir)
@@ -93,41 +109,72 @@ def evaluation(
     checkpoint = load_checkpoint(checkpoint_path)
     config = evaluation_config(checkpoint, given, data_dir, batch_size)
     trials, undecodable, notes = list_trials(config, eval_type)
-    backend = Backend(
-        device, use_amp=config.use_amp and mixed_precision, gpu_number=config.gpu_number, use_tpu=config.use_tpu
-    )
-    if backend.world_size > 1:
-        raise BackendError("evaluation runs in one process: start it with `python evaluate_model.py`, not a launcher")
-    logger.info("%s, step %s; %s", checkpoint_path, checkpoint["step"], backend.description)
-    model = restore_model(checkpoint, config, checkpoint_path).to(backend.device)
+    split = _Split(trials, undecodable, eval_type == "val", description)
+    words = make_words(options, config, split.references, directory, eval_type)
 
-    decodable = [trial for trial in trials if trial not in undecodable]
-    config.dataset.batch_size = min(config.dataset.batch_size, max(1, len(decodable)))
-    phonemes = dict(zip(decodable, decode(model, decodable, config, backend), strict=True))
-    decoded = [phonemes.get(trial, []) for trial in trials]
-    places = [(trial.session, trial.block_num, trial.trial_num) for trial in trials]
-    corpora = None
-    if description is not None:
-        corpora = corpora_of_blocks([place[:2] for place in places], description)
-    results = {
-        "eval_type": eval_type,
-        "checkpoint": str(checkpoint_path),
-        "step": checkpoint["step"],
-        "n_trials": len(trials),
-    }
-    predictions = directory / f"predictions_{eval_type}.csv"
+    with make_pool(words, options, len(trials)) as pool:  # forks: before a device is touched
+        emissions, key = _emissions(checkpoint, checkpoint_path, config, split, directory, device, mixed_precision)
+        results = {"eval_type": eval_type, "checkpoint": str(checkpoint_path), "step": checkpoint["step"]}
+        results |= {"n_trials": len(trials)} | notes
+        phonemes = greedy_phonemes(emissions)
+        lexicon_only = [words.nearest.sentence(ids) for ids in phonemes]
+        files, texts = [], None
+        if pool is not None:
+            if options.tune_decoder:
+                results["tuning"] = tune_decoder(pool, emissions, split.references, directory / TUNED)
+                files.append(directory / TUNED)
+            files.append(directory / f"nbest_{eval_type}.jsonl")
+            key = decoding_key(key, words)
+            texts = decode_words(pool, emissions, split.places, split.references, files[-1], key)
+
+    rows = prediction_rows(
+        split.places, phonemes, split.truths, split.corpora, lexicon_only if texts is None else texts, split.references
+    )
+    files.append(directory / f"predictions_{eval_type}.csv")
+    write_predictions(files[-1], rows, len(trials))
     if eval_type == "val":
-        truths = [trial.labels for trial in trials]
-        results |= error_rates([trial.session for trial in trials], truths, decoded, corpora) | notes
-        write_predictions(predictions, prediction_rows(places, decoded, truths, corpora), len(trials))
-        summary = directory / "evaluation_val.json"
-        write_text_atomically(summary, json.dumps(results, indent=2, allow_nan=False) + "\n")
+        groups = {"session": split.sessions} | ({"corpus": split.corpora} if split.corpora else {})
+        results |= error_rates(split.truths, phonemes, groups)
+        results |= word_results(split.references, lexicon_only, texts, words, groups)
+        files.append(directory / "evaluation_val.json")
+        write_text_atomically(files[-1], json.dumps(results, indent=2, allow_nan=False) + "\n")
     else:
-        rows = prediction_rows(places, decoded, corpora=corpora)
-        write_predictions(predictions, rows, len(trials))
-        summary = directory / "submission_test.csv"
-        write_submission(summary, rows, [row["predicted_phonemes"] for row in rows])
-    return results | {"files": [str(predictions), str(summary)]}
+        files.append(directory / "submission_test.csv")
+        chosen = lexicon_only if texts is None else texts
+        write_submission(files[-1], rows, [text or words.likeliest_word for text in chosen])
+        results["lm"] = words.facts
+    return results | {"files": [str(path) for path in files]}
+
+
+def check_submission(
+    path: str | Path,
+    model_path: str | Path | None = None,
+    config_path: str | Path | None = None,
+    data_dir: str | Path | None = None,
+) -> int:
+    """Check a submission file against the test split of a data set.
+
+    Args:
+        path: the file.
+        model_path, config_path, data_dir: where the data set is said, as for `evaluation`.
+    Returns:
+        the number of its rows.
+    Raises:
+        ValueError: listing what is wrong.
+    """
+    given = load_config(config_path or DEFAULT_CONFIG) if config_path or model_path is None else None
+    if model_path is None:
+        config = given
+        config.dataset.dataset_dir = str(data_dir or given.dataset.dataset_dir)
+    else:
+        checkpoint_path, _ = _find_model(model_path, given, data_dir, "test")
+        config = evaluation_config(load_checkpoint(checkpoint_path), given, data_dir)
+    trials, _, _ = list_trials(config, "test")
+    problems = submission_problems(path, len(trials))
+    if problems:
+        more = [f"and {len(problems) - 20} more"] if len(problems) > 20 else []
+        raise ValueError("\n".join([f"{path}: cannot be handed in:", *problems[:20], *more]))
+    return len(trials)
 
 
 # ---- what is evaluated: configuration, trials, model ----
@@ -233,6 +280,20 @@ def list_trials(config: Config, eval_type: str) -> tuple[list[Trial], set[Trial]
     return trials, undecodable, notes if labelled else {}
 
 
+class _Split:
+    """The trials of a split, in the submission's order, and what is known of each."""
+
+    def __init__(self, trials: list[Trial], undecodable: set[Trial], labelled: bool, description: dict | None):
+        self.trials, self.undecodable = trials, undecodable
+        self.sessions = [trial.session for trial in trials]
+        self.places = [(trial.session, trial.block_num, trial.trial_num) for trial in trials]
+        self.truths = [trial.labels for trial in trials] if labelled else None
+        self.references = [normalize(trial.sentence_label) for trial in trials] if labelled else None
+        self.corpora = None
+        if description is not None:
+            self.corpora = corpora_of_blocks([place[:2] for place in self.places], description)
+
+
 def restore_model(checkpoint: dict[str, Any], config: Config, path: str | Path) -> torch.nn.Module:
     """The model of a checkpoint, in evaluation mode, on the CPU; every parameter must be there and fit."""
     with torch.device("meta"):  # no time and memory for initial values: at full scale they take minutes
@@ -295,62 +356,41 @@ def compute_logits(
                 yield index, logits[row, : lengths[index]]
 
 
-def decode(model: torch.nn.Module, trials: Sequence[Trial], config: Config, backend: Backend) -> list[list[int]]:
-    """Greedily decoded phoneme classes of every trial; none for a trial shorter than one patch."""
-    decoded: list[list[int]] = [[] for _ in trials]
-    with progress_bar(len(trials), 0, "trial", "Decoding") as progress:
-        for index, logits in compute_logits(model, trials, config, backend):
-            decoded[index] = greedy_collapse(np.asarray(logits.argmax(-1)))
+def _emissions(
+    checkpoint: dict[str, Any],
+    checkpoint_path: Path,
+    config: Config,
+    split: _Split,
+    directory: Path,
+    device: str | None,
+    mixed_precision: bool,
+) -> tuple[EmissionStore, dict[str, Any]]:
+    """Log-probabilities of every trial, those computed before read from the disk; and what they depend on."""
+    backend = Backend(
+        device, use_amp=config.use_amp and mixed_precision, gpu_number=config.gpu_number, use_tpu=config.use_tpu
+    )
+    if backend.world_size > 1:
+        raise BackendError("evaluation runs in one process: start it with `python evaluate_model.py`, not a launcher")
+    logger.info("%s, step %s; %s", checkpoint_path, checkpoint["step"], backend.description)
+    size, stride = config.model.patch_size, config.model.patch_stride
+    lengths = [
+        0 if trial in split.undecodable else output_lengths(trial.n_time_steps, size, stride) for trial in split.trials
+    ]
+    key = emission_key(checkpoint_path, checkpoint["step"], split.trials, backend.description)
+    store = EmissionStore(directory, split.trials[0].split, lengths, key)
+    missing = store.missing()
+    if not missing:
+        return store, key
+    if len(missing) < len(store):
+        logger.info("%d of %d trials have their emissions already", len(store) - len(missing), len(store))
+    model = restore_model(checkpoint, config, checkpoint_path).to(backend.device)
+    config.dataset.batch_size = min(config.dataset.batch_size, len(missing))
+    with progress_bar(len(missing), 0, "trial", "Emissions") as progress:
+        for index, logits in compute_logits(model, [split.trials[i] for i in missing], config, backend):
+            store[missing[index]] = logits.float().log_softmax(-1).numpy()
             progress.update()
-    return decoded
-
-
-# ---- results ----
-
-
-def error_rates(
-    sessions: Sequence[str],
-    truths: Sequence[Sequence[int]],
-    decoded: Sequence[Sequence[int]],
-    corpora: Sequence[str] | None = None,
-) -> dict[str, Any]:
-    """Errors as evaluation_val.json has them: summed over trials, rates as fractions, null without reference.
-
-    Args:
-        sessions, truths, decoded, corpora: of each trial.
-    """
-    counts = [count_errors(true, ids) for true, ids in zip(truths, decoded, strict=True)]
-    total = sum_errors(counts)
-    rates = {"per": json_rate(total.rate), "edits": total.edits, "phonemes": total.length}
-    for name, keys in (("session", sessions), ("corpus", corpora)):
-        if keys is not None:
-            groups = sum_errors_by(keys, counts)
-            rates[f"per_by_{name}"] = {key: json_rate(count.rate) for key, count in groups.items()}
-    commonest = name_confusions(confusions(zip(truths, decoded, strict=True)), N_CONFUSIONS)
-    rates["confusions"] = [{"true": true, "decoded": wrong, "count": count} for true, wrong, count in commonest]
-    return rates
-
-
-def format_results(results: dict[str, Any]) -> str:
-    """A short table of what `evaluation` returned, for the terminal."""
-    lines = [f"{results['n_trials']} trials decoded"]
-    if results["eval_type"] == "val":
-        errors = f"{results['edits']} edits / {results['phonemes']} phonemes, {results['n_trials']} trials"
-        lines = [f"PER      {_percent(results['per'])}  {errors}"]
-        for title in ("session", "corpus"):
-            groups = results.get(f"per_by_{title}", {})
-            lines += [f"{title:<8} {_percent(rate)}  {name}" for name, rate in groups.items()]
-        lines.append(f"the {len(results['confusions'])} commonest confusions:")
-        for entry in results["confusions"]:
-            true, wrong = (entry[side] or "nothing" for side in ("true", "decoded"))
-            lines.append(f"{entry['count']:>14}  {true} decoded as {wrong}")
-        for note in ("counted_as_deletions", "left_out_by_bad_trials_dict"):
-            lines += [f"{note.replace('_', ' ')}: {name}" for name in results[note]]
-    return "\n".join([*lines, *(f"written: {path}" for path in results["files"])])
-
-
-def _percent(rate: float | None) -> str:
-    return "  n/a " if rate is None else f"{100 * rate:5.1f}%"
+    store.flush()
+    return store, key
 
 
 # ---- command ----
@@ -371,6 +411,21 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--batch_size", type=int, help="trials a batch: changes the speed, not the results")
     add("--device", choices=DEVICES, help="default: a TPU if there is one, else CUDA, else the CPU")
     add("--disable_mixed_precision", action="store_true", help="float32 in place of bf16")
+    words = parser.add_argument_group("sentences").add_argument
+    words("--lm", choices=LANGUAGE_MODELS, default="ngram", help="ngram (default), fst, or none: greedy phonemes only")
+    words("--lm_text", nargs="+", default=(), metavar="FILE", help="text for the n-gram (default: train sentences)")
+    words("--lm_order", type=int, default=3, help="n of the n-gram (default: 3)")
+    words("--lm_file", help="an n-gram in place of text: ARPA or KenLM binary, of any order")
+    words("--word_frequencies", help="'wordfreq' or a file of words and numbers, for words that the text lacks")
+    words("--lm_fst", help="TLG.fst of a published language model, with --lm fst (implied)")
+    words("--lm_words", help="its words.txt")
+    words("--lexicon", help="dictionary file in place of CMUdict")
+    words("--extra_words", help="dictionary file of further words and pronunciations")
+    words("--decoder_config", help="YAML file with a decoder: section, as --tune_decoder writes it")
+    words("--tune_decoder", action="store_true", help="on val: search the decoder's settings, write decoder_tuned.yaml")
+    words("--nbest", type=int, metavar="N", help="hypotheses a trial in nbest_<split>.jsonl (default: decoder.n_best)")
+    words("--decoder_processes", type=int, help="default: as many as there are CPUs; changes no result")
+    add("--check_submission", metavar="CSV", help="check this file against the test split, and do nothing else")
     return parser.parse_args(arguments)
 
 
@@ -379,8 +434,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = vars(parse_arguments(arguments))
     log_to_terminal()
     mixed_precision = not options.pop("disable_mixed_precision")
+    submission = options.pop("check_submission")
+    word_options = WordOptions(**{field.name: options.pop(field.name) for field in fields(WordOptions)})
     try:
-        results = evaluation(**options, mixed_precision=mixed_precision)
+        if submission is not None:
+            places = {name: options[name] for name in ("model_path", "config_path", "data_dir")}
+            print(f"{submission}: {check_submission(submission, **places)} rows, nothing wrong")
+            return 0
+        results = evaluation(**options, mixed_precision=mixed_precision, word_options=word_options)
     except (ValueError, OSError, MemoryError) as error:  # the project's own errors are ValueErrors
         print(f"evaluate_model.py: {error}", file=sys.stderr)
         return 2

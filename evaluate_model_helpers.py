@@ -17,6 +17,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from rapidfuzz.distance import Levenshtein
 
 logger = logging.getLogger("b2txt")
@@ -38,6 +39,14 @@ UNKNOWN_CORPUS = "unknown"
 _PHONEME_IDS = {name: index for index, name in enumerate(PHONEMES)}
 _DESCRIPTION_COLUMNS = ("Date", "Block number", "Corpus")
 SUBMISSION_COLUMNS = ("id", "text")
+# pandas.read_csv takes these for no value at all, in quotes too (its STR_NA_VALUES, in the lower case of our texts
+# and as others may write them).
+READ_AS_MISSING = frozenset(
+    [
+        *("nan", "null", "None", "NaN", "NULL", "NA", "N/A", "n/a", "-nan", "-NaN", "<NA>"),
+        *("#N/A", "#NA", "#N/A N/A", "1.#IND"),
+    ]
+)
 
 
 def phonemes_to_text(ids: Iterable[int]) -> str:
@@ -118,6 +127,30 @@ def sum_errors_by(keys: Iterable[Hashable], counts: Iterable[ErrorCount]) -> dic
     for key, count in zip(keys, counts, strict=True):
         groups[key] = groups.get(key, ErrorCount()) + count
     return groups
+
+
+def bootstrap_interval(
+    counts: Sequence[ErrorCount], n_resamples: int = 2000, seed: int = 0
+) -> tuple[float, float] | None:
+    """A 95% interval of the summed rate, by drawing as many trials again and again (the percentile bootstrap).
+
+    Trials are what is drawn, since the errors of one sentence hang together (Bisani and Ney, "Bootstrap estimates
+    for confidence intervals in ASR performance evaluation", 2004).
+
+    Returns:
+        lower and upper end, fractions; None where no trial has a reference.
+    """
+    edits = np.array([count.edits for count in counts])
+    lengths = np.array([count.length for count in counts])
+    if not lengths.sum():
+        return None
+    draw = np.random.default_rng(seed)
+    rates = []
+    for _ in range(n_resamples):
+        drawn = draw.integers(len(counts), size=len(counts))
+        rates.append(edits[drawn].sum() / max(lengths[drawn].sum(), 1))
+    low, high = np.quantile(rates, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def confusions(pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Counter:
@@ -228,6 +261,8 @@ def prediction_rows(
     decoded: Sequence[Sequence[int]],
     truths: Sequence[Sequence[int]] | None = None,
     corpora: Sequence[str] | None = None,
+    texts: Sequence[str] | None = None,
+    references: Sequence[str] | None = None,
 ) -> list[dict]:
     """One row a trial for `write_predictions`; its id is its place.
 
@@ -236,6 +271,7 @@ def prediction_rows(
         decoded: phoneme classes of each trial.
         truths: true phoneme classes, for the columns of truth and errors.
         corpora: of each trial, for that column.
+        texts, references: decoded and true sentences, for theirs.
     """
     rows = []
     for index, ((session, block, trial), ids) in enumerate(zip(places, decoded, strict=True)):
@@ -247,6 +283,13 @@ def prediction_rows(
         row["predicted_phonemes"] = phonemes_to_text(ids)
         if truths is not None:
             row |= {"edits": edit_distance(truths[index], ids), "n_phonemes": len(truths[index])}
+        if texts is not None:
+            true, words = (references[index].split() if references is not None else None), texts[index].split()
+            if true is not None:
+                row["true_sentence"] = references[index]
+            row["predicted_sentence"] = texts[index]
+            if true is not None:
+                row |= {"word_edits": edit_distance(true, words), "n_words": len(true)}
         rows.append(row)
     return rows
 
@@ -280,24 +323,69 @@ def write_predictions(path: str | Path, rows: Sequence[Mapping], n_trials: int) 
 
 
 def write_submission(path: str | Path, rows: Sequence[Mapping], texts: Sequence[str]) -> None:
-    """Write the submission: `id,text`, a row a trial, in the order of session date, block and trial.
+    """Write the submission: `id,text`, a row a trial, in the order of session date, block and trial; and read it back.
 
     Args:
         path: replaced as a whole.
         rows: each with id, session, block and trial, in order.
-        texts: of each row; an empty one becomes the silence token '|', since readers take an empty cell for
-            a missing value.
+        texts: of each row, never empty: readers take an empty cell for a missing value. So they do a text that is
+            only "null" or "nan"; such a word gets a space after it, which parts no words and hides it from them.
     Raises:
-        ValueError: rows are missing, added, out of order or hold a line break; nothing is written then.
+        ValueError: rows are missing, added, out of order, empty or hold a line break, and nothing is written then;
+            or what was written cannot be read back.
     """
     problems = _row_problems(rows, len(texts))
-    problems += [f"row {i}: line break in {text!r}" for i, text in enumerate(texts) if "\n" in text]
+    problems += [f"row {i}: line break in {text!r}" for i, text in enumerate(texts) if len(text.splitlines()) > 1]
+    problems += [f"row {i}: no text" for i, text in enumerate(texts) if not text.strip()]
     _check(path, problems)
     submission = [
-        dict(zip(SUBMISSION_COLUMNS, (row["id"], text.strip() or PHONEMES[SILENCE]), strict=True))
+        dict(zip(SUBMISSION_COLUMNS, (row["id"], _unmistakable(text.strip())), strict=True))
         for row, text in zip(rows, texts, strict=True)
     ]
     _write_csv(path, SUBMISSION_COLUMNS, submission)
+    problems = submission_problems(path, len(rows))
+    if problems:
+        raise ValueError(f"{path}: was written wrongly:\n" + "\n".join(problems[:10]))
+
+
+def _unmistakable(text: str) -> str:
+    return text + " " if text in READ_AS_MISSING else text
+
+
+def submission_problems(path: str | Path, n_trials: int) -> list[str]:
+    """What is wrong with a submission file, one line each; nothing if it can be handed in.
+
+    Args:
+        n_trials: trials of the test split, one row each.
+    """
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            header = next(reader, [])
+            rows = [(reader.line_num, row) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        return [f"cannot be read as a CSV file in UTF-8: {error}"]
+    if header != list(SUBMISSION_COLUMNS):
+        return [f"the first line must be {','.join(SUBMISSION_COLUMNS)}, not {','.join(header)[:60]!r}"]
+    problems = [] if len(rows) == n_trials else [f"{len(rows)} rows for {n_trials} test trials"]
+    seen: dict[str, int] = {}
+    for expected, (number, row) in enumerate(rows):
+        if len(row) != len(SUBMISSION_COLUMNS):
+            problems.append(f"line {number}: {len(row)} fields; a text that holds a comma stands in quotes")
+            continue
+        identifier, text = row
+        if identifier in seen:
+            problems.append(f"line {number}: id {identifier} stands in line {seen[identifier]} already")
+        elif identifier != str(expected):
+            problems.append(f"line {number}: id {identifier!r} where {expected} is due; ids count from 0")
+        seen.setdefault(identifier, number)
+        if not text.strip():
+            problems.append(f"line {number}: no text")
+        elif text in READ_AS_MISSING:
+            problems.append(f"line {number}: pandas reads {text!r} as a missing value; write a space after it")
+        elif len(text.splitlines()) > 1:
+            problems.append(f"line {number}: a line break in the text")
+    return problems
 
 
 def _row_problems(rows: Sequence[Mapping], n_trials: int) -> list[str]:

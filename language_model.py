@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import signal
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -96,7 +96,7 @@ class NgramDecoder:
         self._trie = text.Trie(len(PHONEMES), SILENCE)
         reachable = set()
         for pronunciation, words in lexicon.by_pronunciation().items():
-            for word in sorted(words, key=scores.get, reverse=True)[:WORDS_A_PRONUNCIATION]:
+            for word in sorted(words, key=lambda word: (-scores[word], len(word), word))[:WORDS_A_PRONUNCIATION]:
                 self._trie.insert([*pronunciation, SILENCE], self._dictionary.get_index(word), scores[word])
                 reachable.add(word)
         self._trie.smear(text.SmearingMode.MAX)
@@ -260,10 +260,13 @@ class DecoderPool:
     """A decoder in several processes, which share its memory: the same results as in one, in the same order.
 
     The processes are forks, and begin at once: make a pool before CUDA or XLA is touched.
+
+    Attributes:
+        settings: that trials are decoded with; may be changed.
     """
 
     def __init__(self, decoder: WordDecoder, processes: int = 1):
-        self.decoder, self.processes = decoder, processes
+        self.decoder, self.processes, self.settings = decoder, processes, decoder.settings
         self._executor = None
         if processes > 1:
             global _worker_decoder
@@ -282,12 +285,13 @@ class DecoderPool:
 
         Args:
             emissions: (P, C) log-probabilities of each trial.
-            settings: in place of the decoder's own.
+            settings: in place of the pool's.
         Raises:
             LanguageModelError: as NgramDecoder.decode; or a process was killed, mostly for want of memory.
         """
+        settings = settings or self.settings
         if self._executor is None:
-            decoder = self.decoder if settings is None else self.decoder.with_settings(settings)
+            decoder = self.decoder if settings == self.decoder.settings else self.decoder.with_settings(settings)
             yield from map(decoder.decode, emissions)
             return
         try:
@@ -314,9 +318,9 @@ def _ignore_interrupts() -> None:
 _settings_in_worker: tuple[DecoderConfig, WordDecoder] | None = None
 
 
-def _decode_in_worker(log_probs: np.ndarray, settings: DecoderConfig | None) -> list[Hypothesis]:
+def _decode_in_worker(log_probs: np.ndarray, settings: DecoderConfig) -> list[Hypothesis]:
     global _settings_in_worker
-    if settings is None or settings == _worker_decoder.settings:
+    if settings == _worker_decoder.settings:
         return _worker_decoder.decode(log_probs)
     if _settings_in_worker is None or _settings_in_worker[0] != settings:
         _settings_in_worker = settings, _worker_decoder.with_settings(settings)
@@ -327,8 +331,3 @@ def usable_processes(n_trials: int) -> int:
     """As many processes as this one may use CPUs, but none for fewer than 50 trials."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cpus, n_trials // 50))
-
-
-def likeliest_texts(nbest: Sequence[list[Hypothesis]], word: str) -> list[str]:
-    """The best text of each trial, and the word where that is empty: no row of a submission may be."""
-    return [hypotheses[0].text or word for hypotheses in nbest]

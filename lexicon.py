@@ -13,6 +13,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from rapidfuzz import process
+from rapidfuzz.distance import Levenshtein
+
 from evaluate_model_helpers import BLANK, PHONEMES, SILENCE
 from text_rules import normalize
 
@@ -66,6 +69,50 @@ class Lexicon(Mapping[str, tuple[Pronunciation, ...]]):
             for pronunciation in pronunciations:
                 words.setdefault(pronunciation, []).append(word)
         return words
+
+
+class NearestWords:
+    """Words for decoded phonemes by the lexicon alone: what greedy decoding gives without any language model.
+
+    Each stretch between two silences becomes the word whose pronunciation has the fewest edits from it; of several
+    words the one with the fewest letters, then the first by the alphabet: frequent words are short.
+    """
+
+    def __init__(self, lexicon: Lexicon):
+        self._words = {
+            bytes(pronunciation): min(words, key=lambda word: (len(word), word))
+            for pronunciation, words in lexicon.by_pronunciation().items()
+        }
+        self._by_length: dict[int, list[bytes]] = {}
+        for pronunciation in sorted(self._words):
+            self._by_length.setdefault(len(pronunciation), []).append(pronunciation)
+        self._found: dict[bytes, str] = {}
+
+    def sentence(self, ids: Iterable[int]) -> str:
+        """The words of decoded phoneme classes; '' of none.
+
+        Args:
+            ids: classes without blanks, silences between words.
+        """
+        stretches = bytes(ids).split(bytes([SILENCE]))
+        return " ".join(self._nearest(stretch) for stretch in stretches if stretch)
+
+    def _nearest(self, phonemes: bytes) -> str:
+        if phonemes not in self._found:
+            self._found[phonemes] = self._words.get(phonemes) or self._search(phonemes)
+        return self._found[phonemes]
+
+    def _search(self, phonemes: bytes) -> str:
+        best, fewest = None, len(phonemes) + max(self._by_length)
+        for length in sorted(self._by_length, key=lambda length: (abs(length - len(phonemes)), length)):
+            if abs(length - len(phonemes)) > fewest:
+                break  # so many edits are needed for the length alone
+            found = process.extractOne(
+                phonemes, self._by_length[length], scorer=Levenshtein.distance, score_cutoff=fewest
+            )
+            if found and (best is None or (found[1], length, found[0]) < (fewest, len(best), best)):
+                best, fewest = found[0], found[1]
+        return self._words[best]
 
 
 def load_lexicon(path: str | Path | None = None, extra: str | Path | None = None) -> Lexicon:

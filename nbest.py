@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from evaluate_model_helpers import write_text_atomically
+
 
 class Hypothesis(NamedTuple):
     """One reading of a trial.
@@ -107,3 +109,59 @@ def read_nbest(path: str | Path) -> list[TrialHypotheses]:
 def nbest_text(trials: Iterable[TrialHypotheses]) -> str:
     """The text of an n-best file."""
     return "".join(trial.to_json() + "\n" for trial in trials)
+
+
+class NbestLog:
+    """An n-best file that grows line by line beside its place, and takes it when it is complete.
+
+    An interrupted decoding goes on where it was: lines that were written with the same key are kept.
+
+    Attributes:
+        done: the trials that are there.
+    """
+
+    def __init__(self, path: str | Path, key: dict):
+        """
+        Args:
+            path: of the complete file; it is untouched until `finish`.
+            key: whatever the hypotheses depend on.
+        """
+        self.path = Path(path)
+        self._part = self.path.with_name(self.path.name + ".part")
+        first = json.dumps(key, sort_keys=True)
+        self.done = self._read_part(first)
+        self._file = open(self._part, "w", encoding="utf-8")  # noqa: SIM115 (closed by finish and by __exit__)
+        self._file.write(first + "\n" + nbest_text(self.done))
+        self._file.flush()
+
+    def _read_part(self, first: str) -> list[TrialHypotheses]:
+        trials: list[TrialHypotheses] = []
+        try:
+            lines = self._part.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError):
+            return trials
+        if lines[:1] == [first]:
+            for line in lines[1:]:
+                try:
+                    trials.append(parse_line(line))
+                except ValueError:  # a line that a kill cut off
+                    break
+        return trials
+
+    def add(self, trial: TrialHypotheses) -> None:
+        """Write a trial; trials come in the order of the file."""
+        self._file.write(trial.to_json() + "\n")
+        self._file.flush()
+        self.done.append(trial)
+
+    def finish(self) -> None:
+        """Put the complete file in its place."""
+        write_text_atomically(self.path, nbest_text(self.done))
+        self._file.close()
+        self._part.unlink()
+
+    def __enter__(self) -> "NbestLog":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()

@@ -10,8 +10,6 @@ import functools
 import re
 import unicodedata
 
-import inflect
-
 _APOSTROPHES = dict.fromkeys(map(ord, "’‘‛ʼʹ`´＇"), "'")
 # Letters that Unicode does not take apart into a base letter and an accent.
 _LETTERS = str.maketrans({"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i"})
@@ -48,7 +46,9 @@ def normalize(text: str) -> str:
 
 
 @functools.cache
-def _engine() -> inflect.engine:
+def _engine():
+    import inflect  # here: it takes seconds, and most text has its numbers in words
+
     return inflect.engine()
 
 
