@@ -122,10 +122,10 @@ class DatasetConfig(Section):
 class DecoderConfig(Section):
     beam_size: Count = 100
     beam_threshold: Positive = 40.0
-    lm_weight: NotNegative = 1.0
+    lm_weight: NotNegative = 1.2
     word_score: float = 0.0
-    silence_score: float = 0.0
-    blank_penalty: float = 0.0
+    silence_score: float = -2.0
+    blank_penalty: float = 1.5
     acoustic_scale: Positive = 1.0
     n_best: Count = 10
 

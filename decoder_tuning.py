@@ -19,7 +19,7 @@ N_SEARCHES = 60
 # What is searched, and where. The beam is not: wider is never worse, only slower. Nor is acoustic_scale: with it
 # all weights would grow together and the ranking stay.
 RANGES = {
-    "lm_weight": (0.2, 2.5),
+    "lm_weight": (0.2, 5.0),
     "word_score": (-4.0, 4.0),
     "silence_score": (-4.0, 4.0),
     "blank_penalty": (-1.0, 4.0),
@@ -63,9 +63,7 @@ def tune_decoder(
         return [count_errors(a, b[0].text.split()) for a, b in zip(true, nbest, strict=True)]
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(
-        sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True, warn_independent_sampling=False)
-    )
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
     start = {name: min(max(before[name], low), high) for name, (low, high) in RANGES.items()}
     study.enqueue_trial(start)
     tried.append((before, errors_with(before)))

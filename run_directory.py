@@ -23,7 +23,10 @@ CHECKPOINT_PATTERNS = (
     *("args.yaml", "best_checkpoint", "last_checkpoint", "*checkpoint_batch_*", ".*checkpoint.tmp"),
     *("val_metrics.json", "val_logits.npz", "val_input_features.npz"),
 )
-EVALUATION_PATTERNS = ("predictions_*.csv", "evaluation_*.json", "submission_*.csv")
+EVALUATION_PATTERNS = (
+    *("predictions_*.csv", "evaluation_*.json", "submission_*.csv", "report_*.html", "decoder_tuned.yaml"),
+    *("emissions_*.npy", "emissions_*.json", "nbest_*.jsonl", "nbest_*.jsonl.part", "ngram_*.arpa"),
+)
 
 
 def check_vacant(
