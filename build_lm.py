@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from config import Config
-from dataset_index import index_trials
+from dataset_index import DataError, index_trials
 from evaluate_model_helpers import check_writable
 from lexicon import Lexicon, load_lexicon
 from ngram import FREQUENCY_WEIGHT, NgramModel, train_ngram
@@ -59,10 +59,15 @@ def train_sentences(config: Config) -> list[str]:
     """The sentences of a data set's train split in normal form, each as often as it was spoken.
 
     Raises:
-        DataError: the files cannot be used.
-        TextError: they hold no sentence.
+        TextError: the files cannot be used, or hold no sentence.
     """
-    labels = [trial.sentence_label for trial in index_trials(config, "train", labelled=False)]
+    try:
+        labels = [trial.sentence_label for trial in index_trials(config, "train", labelled=False)]
+    except DataError as error:
+        raise TextError(
+            f"{error}\n(the language model's text is the data's train sentences; --lm_text or --lm_file takes another, "
+            "--lm none goes without)"
+        ) from error
     sentences = [sentence for sentence in map(normalize, labels) if sentence]
     if not sentences:
         raise TextError(

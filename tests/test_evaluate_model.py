@@ -5,6 +5,7 @@ import json
 import logging
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import h5py
@@ -18,11 +19,15 @@ from checkpointing import save_checkpoint
 from config import config_from_dict, save_config
 from ctc import greedy_collapse, output_lengths
 from data_augmentations import transform_data
-from evaluate_model import compute_logits, decode, evaluation, list_trials, load_model
+from evaluate_model import compute_logits, list_trials, load_model
+from lexicon import load_lexicon
 from rnn_model import build_model
 from synthetic_data import write_trial
+from word_evaluation import WordOptions, greedy_phonemes
 
 ROOT = Path(evaluate_model.__file__).parent
+LEXICON = str(Path(__file__).parent / "words.dict")
+NO_LM = ["--lm", "none", "--lexicon", LEXICON]
 N_FEATURES = 6
 # Not in the order of their dates: the submission's order must not rest on the configuration's.
 SESSIONS = ["t15.2023.08.13", "t15.2023.08.11"]
@@ -124,6 +129,15 @@ def root(tmp_path, monkeypatch):
     return tmp_path
 
 
+def evaluation(*arguments, lm="none", **options):
+    """The evaluation with a small lexicon, and unless a test asks for one without a language model."""
+    names = {field.name for field in fields(WordOptions)}
+    words = {name: options.pop(name) for name in list(options) if name in names}
+    return evaluate_model.evaluation(
+        *arguments, **options, word_options=WordOptions(lm=lm, **{"lexicon": LEXICON} | words)
+    )
+
+
 def rows_of(path) -> list[dict]:
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
@@ -165,7 +179,8 @@ def test_batches_give_what_one_trial_at_a_time_gives(root, dtype):
             assert found[index].dtype == dtype and found[index].shape == logits.shape
             torch.testing.assert_close(found[index], logits.to(dtype), rtol=tolerance, atol=tolerance)
         phonemes = [greedy_collapse(logits.argmax(-1)) for logits in expected]
-        assert decode(model, trials, config, Backend("cpu")) == phonemes
+        emissions = [found[index].log_softmax(-1).numpy() for index in range(len(trials))]
+        assert greedy_phonemes(emissions) == phonemes
         assert sum(map(len, phonemes)) > 20  # else it would show little
 
 
@@ -175,10 +190,11 @@ def test_val_writes_predictions_and_micro_averaged_error_rates(root):
     assert list(rows[0]) == [
         *("id", "session", "block", "trial", "corpus"),
         *("true_phonemes", "predicted_phonemes", "edits", "n_phonemes"),
+        *("true_sentence", "predicted_sentence", "word_edits", "n_words"),
     ]
     assert places_of(rows) == IN_ORDER and [row["id"] for row in rows] == list("01234")
     report = json.loads((root / "run" / "evaluation_val.json").read_text())
-    assert report == {key: value for key, value in results.items() if key != "files"}
+    assert report == json.loads(json.dumps({key: value for key, value in results.items() if key != "files"}))
     edits, phonemes = (sum(int(row[column]) for row in rows) for column in ("edits", "n_phonemes"))
     assert phonemes == 15 and report["edits"] == edits and report["phonemes"] == phonemes
     assert report["per"] == edits / phonemes and report["n_trials"] == 5
@@ -214,12 +230,13 @@ def test_the_submission_has_a_text_for_every_test_trial_in_order(root):
     """Field cases 42, 46, 47: a trial too short to decode has its row too."""
     results = evaluation(root / "run", eval_type="test")
     rows = rows_of(root / "run" / "predictions_test.csv")
-    assert list(rows[0]) == ["id", "session", "block", "trial", "predicted_phonemes"]
+    assert list(rows[0]) == ["id", "session", "block", "trial", "predicted_phonemes", "predicted_sentence"]
     assert places_of(rows) == IN_ORDER
     submission = rows_of(root / "run" / "submission_test.csv")
     assert list(submission[0]) == ["id", "text"] and [row["id"] for row in submission] == list("01234")
-    assert [row["text"] for row in submission] == [row["predicted_phonemes"] or "|" for row in rows]
-    assert rows[TOO_SHORT]["predicted_phonemes"] == "" and submission[TOO_SHORT]["text"] == "|"
+    assert [row["text"] for row in submission] == [row["predicted_sentence"] or "the" for row in rows]
+    assert rows[TOO_SHORT]["predicted_phonemes"] == "" and submission[TOO_SHORT]["text"] == "the"
+    assert set(submission[0]["text"].split()) <= set(load_lexicon(LEXICON))
     assert results["n_trials"] == 5 and "per" not in results
     assert not (root / "run" / "evaluation_val.json").exists()
 
@@ -236,7 +253,7 @@ def test_all_test_trials_too_short_still_give_a_submission(root, monkeypatch):
     monkeypatch.setitem(TRIALS, "t15.2023.08.11", [(2, 0, 3)])
     write_split(root / "data", "test", labelled=False)
     evaluation(root / "run", eval_type="test")
-    assert [row["text"] for row in rows_of(root / "run" / "submission_test.csv")] == ["|", "|"]
+    assert [row["text"] for row in rows_of(root / "run" / "submission_test.csv")] == ["the", "the"]
 
 
 def test_the_checkpoint_may_be_named_in_three_ways_and_results_go_where_told(root):
@@ -323,7 +340,7 @@ def test_what_the_user_can_put_right_is_said_in_words(root, capsys, arguments, s
     config = make_config(root)
     config.output_dir, config.dataset.dataset_dir = str(root / "no_run"), str(root / "no_data")
     save_config(config, root / "nothing.yaml")
-    status = evaluate_model.main([argument.format(root=root) for argument in arguments])
+    status = evaluate_model.main([*NO_LM, *(argument.format(root=root) for argument in arguments)])
     message = capsys.readouterr().err
     assert status == 2 and said in message and "Traceback" not in message
     if arguments[-1] == "{root}/nothing.yaml":
@@ -343,7 +360,7 @@ def test_a_directory_that_is_not_writable_stops_it_before_any_computing(root, mo
 def test_without_options_the_configuration_beside_the_script_is_meant(root, monkeypatch, capsys):
     save_config(make_config(root), root / "rnn_args.yaml")
     monkeypatch.setattr(evaluate_model, "DEFAULT_CONFIG", root / "rnn_args.yaml")
-    assert evaluate_model.main([]) == 0
+    assert evaluate_model.main(NO_LM) == 0
     printed = capsys.readouterr().out
     report = json.loads((root / "run" / "evaluation_val.json").read_text())
     assert f"{100 * report['per']:5.1f}%" in printed and f"{report['edits']} edits / 15 phonemes" in printed
@@ -356,7 +373,7 @@ def test_a_full_disk_is_said_without_a_traceback(root, monkeypatch, capsys):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("evaluate_model_helpers.os.fsync", full)
-    assert evaluate_model.main(["--model_path", str(root / "run")]) == 2
+    assert evaluate_model.main([*NO_LM, "--model_path", str(root / "run")]) == 2
     assert "No space left on device" in capsys.readouterr().err
     assert not list((root / "run").glob("*val*")) and not list((root / "run").glob(".*"))
 
@@ -375,12 +392,14 @@ def test_mixed_precision_is_asked_for_by_the_configuration_and_can_be_disabled(r
     monkeypatch.setattr(evaluate_model, "Backend", Recorded)
     for options in ([], ["--disable_mixed_precision"]):
         arguments = ["--model_path", str(root / "run"), "--config_path", str(root / "amp.yaml"), "--device", "cpu"]
-        assert evaluate_model.main([*arguments, *options]) == 0
+        assert evaluate_model.main([*NO_LM, *arguments, *options]) == 0
     assert asked == [True, False]
 
 
 def test_the_command_runs_from_any_directory(root, tmp_path):
     command = [sys.executable, str(ROOT / "evaluate_model.py"), "--model_path", "run", "--eval_type", "test"]
-    done = subprocess.run([*command, "--device", "cpu"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*command, *NO_LM, "--device", "cpu"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert "5 trials decoded" in done.stdout and str(tmp_path / "run" / "submission_test.csv") in done.stdout
