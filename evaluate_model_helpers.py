@@ -208,8 +208,12 @@ def corpora_of_blocks(blocks: Sequence[tuple[str, int]], description: Mapping[tu
 # ---- result files ----
 
 
-def check_writable(directory: str | Path) -> Path:
-    """Make the directory and try it with a file, so that no long computation ends in nothing."""
+def check_writable(directory: str | Path, option: str = "--output_dir") -> Path:
+    """Make the directory and try it with a file, so that no long computation ends in nothing.
+
+    Args:
+        option: of the command that chooses another place, for the message.
+    """
     directory = Path(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -218,7 +222,7 @@ def check_writable(directory: str | Path) -> Path:
     except OSError as error:
         raise ValueError(
             f"{directory}: results cannot be written there ({error.strerror or error}); "
-            "name a directory that can be written with --output_dir"
+            f"name a directory that can be written with {option}"
         ) from error
     return directory
 
@@ -275,7 +279,7 @@ def write_predictions(path: str | Path, rows: Sequence[Mapping], n_trials: int) 
     Raises:
         ValueError: rows are missing, added or out of order; nothing is written then.
     """
-    _check(path, _row_problems(rows, n_trials))
+    _check(path, row_problems(rows, n_trials))
     _write_csv(path, list(rows[0]) if rows else ["id"], rows)
 
 
@@ -290,7 +294,7 @@ def write_submission(path: str | Path, rows: Sequence[Mapping], texts: Sequence[
     Raises:
         ValueError: rows are missing, added, out of order or hold a line break; nothing is written then.
     """
-    problems = _row_problems(rows, len(texts))
+    problems = row_problems(rows, len(texts))
     problems += [f"row {i}: line break in {text!r}" for i, text in enumerate(texts) if "\n" in text]
     _check(path, problems)
     submission = [
@@ -300,7 +304,8 @@ def write_submission(path: str | Path, rows: Sequence[Mapping], texts: Sequence[
     _write_csv(path, SUBMISSION_COLUMNS, submission)
 
 
-def _row_problems(rows: Sequence[Mapping], n_trials: int) -> list[str]:
+def row_problems(rows: Sequence[Mapping], n_trials: int) -> list[str]:
+    """What keeps rows with id, session, block and trial from being a result file, one line each."""
     problems = []
     if len(rows) != n_trials:
         problems.append(f"{len(rows)} rows for {n_trials} trials")
