@@ -43,8 +43,8 @@ SUBMISSION_COLUMNS = ("id", "text")
 # and as others may write them).
 READ_AS_MISSING = frozenset(
     [
-        *("nan", "null", "None", "NaN", "NULL", "NA", "N/A", "n/a", "-nan", "-NaN", "<NA>"),
-        *("#N/A", "#NA", "#N/A N/A", "1.#IND"),
+        *("nan", "NaN", "-nan", "-NaN", "null", "NULL", "None", "NA", "N/A", "n/a", "<NA>", "#N/A", "#NA"),
+        *("#N/A N/A", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
     ]
 )
 
@@ -241,8 +241,12 @@ def corpora_of_blocks(blocks: Sequence[tuple[str, int]], description: Mapping[tu
 # ---- result files ----
 
 
-def check_writable(directory: str | Path) -> Path:
-    """Make the directory and try it with a file, so that no long computation ends in nothing."""
+def check_writable(directory: str | Path, option: str = "--output_dir") -> Path:
+    """Make the directory and try it with a file, so that no long computation ends in nothing.
+
+    Args:
+        option: of the command that chooses another place, for the message.
+    """
     directory = Path(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -251,7 +255,7 @@ def check_writable(directory: str | Path) -> Path:
     except OSError as error:
         raise ValueError(
             f"{directory}: results cannot be written there ({error.strerror or error}); "
-            "name a directory that can be written with --output_dir"
+            f"name a directory that can be written with {option}"
         ) from error
     return directory
 
@@ -318,7 +322,7 @@ def write_predictions(path: str | Path, rows: Sequence[Mapping], n_trials: int) 
     Raises:
         ValueError: rows are missing, added or out of order; nothing is written then.
     """
-    _check(path, _row_problems(rows, n_trials))
+    _check(path, row_problems(rows, n_trials))
     _write_csv(path, list(rows[0]) if rows else ["id"], rows)
 
 
@@ -334,7 +338,7 @@ def write_submission(path: str | Path, rows: Sequence[Mapping], texts: Sequence[
         ValueError: rows are missing, added, out of order, empty or hold a line break, and nothing is written then;
             or what was written cannot be read back.
     """
-    problems = _row_problems(rows, len(texts))
+    problems = row_problems(rows, len(texts))
     problems += [f"row {i}: line break in {text!r}" for i, text in enumerate(texts) if len(text.splitlines()) > 1]
     problems += [f"row {i}: no text" for i, text in enumerate(texts) if not text.strip()]
     _check(path, problems)
@@ -388,7 +392,8 @@ def submission_problems(path: str | Path, n_trials: int) -> list[str]:
     return problems
 
 
-def _row_problems(rows: Sequence[Mapping], n_trials: int) -> list[str]:
+def row_problems(rows: Sequence[Mapping], n_trials: int) -> list[str]:
+    """What keeps rows with id, session, block and trial from being a result file, one line each."""
     problems = []
     if len(rows) != n_trials:
         problems.append(f"{len(rows)} rows for {n_trials} trials")

@@ -5,7 +5,8 @@ An n-best file has one JSON object a line, one line a trial, in the submission's
     {"id": 0, "session": "t15.2023.08.13", "block": 8, "trial": 0, "reference": "you can see it",
      "hypotheses": [{"text": "you can see it", "score": -21.4, "acoustic_score": -9.1, "lm_score": -12.3}, ...]}
 
-`hypotheses` stand by falling `score`; all scores are natural logarithms. `reference` is there on val only.
+`hypotheses` stand by falling `score` (after `rescore_nbest.py`, by falling `total_score`, a further key); all scores
+are natural logarithms. `reference` is there on val only.
 """
 
 import json
@@ -15,6 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from evaluate_model_helpers import write_text_atomically
+
+# The text of a trial from which nothing was decoded, where no language model says what is likeliest: none may be empty.
+COMMONEST_ENGLISH_WORD = "the"
 
 
 class Hypothesis(NamedTuple):
@@ -88,7 +92,7 @@ def read_nbest(path: str | Path) -> list[TrialHypotheses]:
     """
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as an n-best file: {error}") from error
     trials, problems = [], []
@@ -137,7 +141,7 @@ class NbestLog:
     def _read_part(self, first: str) -> list[TrialHypotheses]:
         trials: list[TrialHypotheses] = []
         try:
-            lines = self._part.read_text(encoding="utf-8").splitlines()
+            lines = self._part.read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError):
             return trials
         if lines[:1] == [first]:

@@ -21,15 +21,13 @@ from ctc import greedy_collapse
 from evaluate_model_helpers import ErrorCount, bootstrap_interval, count_errors, json_rate, sum_errors, sum_errors_by
 from language_model import DecoderPool, NgramDecoder, WordDecoder, kenlm_available, usable_processes
 from lexicon import Lexicon, NearestWords, load_lexicon
-from nbest import NbestLog, TrialHypotheses
+from nbest import COMMONEST_ENGLISH_WORD, NbestLog, TrialHypotheses
 from training_log import progress_bar
 
 logger = logging.getLogger("b2txt")
 
 LANGUAGE_MODELS = ("ngram", "fst", "none")
 TUNED = "decoder_tuned.yaml"
-# Where there is no language model to say what is likeliest: an undecodable trial must still have a text.
-COMMONEST_ENGLISH_WORD = "the"
 
 
 @dataclass(frozen=True)

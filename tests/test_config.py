@@ -26,7 +26,7 @@ from typed_settings import look_up
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ("rnn_args.yaml", "rnn_args_compact.yaml", "rnn_args_quickstart.yaml")
 MINIMAL = {"adversarial": {}, "dataset": {"sessions": ["day.1", "day.2", "day.3"]}}
-SECTIONS = {"model", "model.input_network", "adversarial", "dataset", "dataset.data_transforms"}
+SECTIONS = {"model", "model.input_network", "adversarial", "dataset", "dataset.data_transforms", "decoder"}
 KEYS = sorted(set(Config._all_keys) - SECTIONS)
 
 

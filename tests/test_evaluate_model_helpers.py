@@ -148,10 +148,61 @@ def read_rows(path):
 
 
 def test_submission_has_id_and_text_and_no_empty_text(tmp_path):
+    """Field case 46."""
     path = tmp_path / "submission_test.csv"
-    helpers.write_submission(path, make_rows(), ["HH AY |", "", " "])
-    assert path.read_text() == "id,text\n0,HH AY |\n1,|\n2,|\n"
+    helpers.write_submission(path, make_rows(), ["i see", " you ", "no, i don't"])
+    assert path.read_text() == 'id,text\n0,i see\n1,you\n2,"no, i don\'t"\n'
     assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(ValueError, match="row 1: no text\nrow 2: no text"):
+        helpers.write_submission(path, make_rows(), ["i see", "", " "])
+    assert path.read_text().startswith("id,text\n0,i see")
+
+
+@pytest.mark.parametrize("text", sorted(helpers.READ_AS_MISSING))
+def test_words_that_mean_missing_values_survive_pandas(tmp_path, text):
+    pandas = pytest.importorskip("pandas")
+    path = tmp_path / "submission_test.csv"
+    helpers.write_submission(path, make_rows(), [text, "i see", text.lower() + " and void"])
+    table = pandas.read_csv(path)
+    assert [cell.split() for cell in table.text] == [text.split(), ["i", "see"], [*text.lower().split(), "and", "void"]]
+    assert table.id.tolist() == [0, 1, 2] and helpers.submission_problems(path, 3) == []
+
+
+def test_everything_that_pandas_takes_for_missing_is_known():
+    parsers = pytest.importorskip("pandas._libs.parsers")
+    assert {name for name in parsers.STR_NA_VALUES if name} <= helpers.READ_AS_MISSING
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "the first line must be id,text"),
+        ("id;text\n0;a\n", "the first line must be id,text"),
+        ("id,text\n0,a\n1,b\n", "2 rows for 3 test trials"),
+        ("id,text\n0,a\n1,\n2,c\n", "line 3: no text"),
+        ("id,text\n0,a\n0,b\n2,c\n", "line 3: id 0 stands in line 2 already"),
+        ("id,text\n1,a\n2,b\n3,c\n", "line 2: id '1' where 0 is due"),
+        ("id,text\n0,a\n1,nan\n2,c\n", "line 3: pandas reads 'nan'"),
+        ("id,text\n0,no, i see\n1,b\n2,c\n", "line 2: 3 fields"),
+        ('id,text\n0,"a\nb"\n1,b\n2,c\n', "a line break"),
+        ("id,text\n0,caf\xe9\n1,b\n2,c\n", "UTF-8"),
+    ],
+)
+def test_a_submission_that_cannot_be_handed_in_says_why(tmp_path, content, said):
+    path = tmp_path / "submission.csv"
+    path.write_bytes(content.encode("latin-1"))
+    assert said in "\n".join(helpers.submission_problems(path, 3))
+    assert "cannot be read" in helpers.submission_problems(tmp_path / "none.csv", 3)[0]
+
+
+def test_the_interval_holds_the_rate_and_shrinks_with_more_trials():
+    few = [helpers.ErrorCount(i % 3, 5, 1) for i in range(12)]
+    rate = helpers.sum_errors(few).rate
+    low, high = helpers.bootstrap_interval(few)
+    assert 0 <= low < rate < high <= 1 and helpers.bootstrap_interval(few) == (low, high)
+    narrow = helpers.bootstrap_interval(few * 16)
+    assert 3 < (high - low) / (narrow[1] - narrow[0]) < 5.3  # the root of 16 is 4
+    assert helpers.bootstrap_interval([helpers.ErrorCount(0, 0, 1)]) is None and helpers.bootstrap_interval([]) is None
 
 
 def test_predictions_keep_all_columns_and_an_empty_prediction(tmp_path):
