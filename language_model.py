@@ -165,20 +165,22 @@ class NgramDecoder:
         if not self.has_lm:
             raise LanguageModelError("a perplexity needs a language model")
         unknown = self._dictionary.get_index(UNKNOWN)
-        total, known, outside = 0.0, 0, 0
+        total, n_sentences, n_words, n_outside = 0.0, 0, 0, 0
         for sentence in sentences:
             state = self._lm.start(False)
             for word in sentence.split():
                 index = self._dictionary.get_index(word) if self._dictionary.contains(word) else unknown
                 state, score = self._lm.score(state, index)
-                outside += index == unknown
-                known += index != unknown
-                total += score * (index != unknown)
+                n_words += 1
+                if index == unknown:
+                    n_outside += 1
+                else:
+                    total += score
             total += self._lm.finish(state)[1]
-            known += 1
-        if not known:
+            n_sentences += 1
+        if not n_sentences:
             raise LanguageModelError("a perplexity needs sentences")
-        return math.exp(-total * LN_10 / known), outside / (known + outside)
+        return math.exp(-total * LN_10 / (n_words - n_outside + n_sentences)), n_outside / max(n_words, 1)
 
 
 def _import_flashlight():

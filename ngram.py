@@ -174,13 +174,13 @@ def _discounts(counts: Counter) -> tuple[float, float, float, float]:
 
 
 def _nearly_uniform(words: set[str]) -> dict[str, float]:
-    """Probabilities that fall from the shortest word to the longest, to half.
+    """Probabilities that fall from the shortest word to the longest, by a third over 124,000 words.
 
     Were they equal, a decoder's choice between homophones that the text never has would be left to chance, and
-    differ from one run to the next.
+    differ from one run to the next. KenLM's logarithms, float32, still tell two neighbours apart.
     """
     ranked = sorted(words, key=lambda word: (len(word), word))
-    weights = [1 / (1 + rank / len(ranked)) for rank in range(len(ranked))]
+    weights = [1 / (1 + 4e-6 * rank) for rank in range(len(ranked))]
     total = sum(weights)
     return {word: weight / total for word, weight in zip(ranked, weights, strict=True)}
 

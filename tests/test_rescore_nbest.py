@@ -310,7 +310,7 @@ def test_val_tunes_and_test_takes_it_over(gpt2, val_file, test_file, tmp_path, c
     with open(submission, newline="") as file:
         rows = list(csv.reader(file))
     assert rows[0] == ["id", "text"] and rows[3] == ["2", "the"]  # no text may be empty
-    assert [text for _, text in rows[1:]] == [text or "|" for text in best]
+    assert [text for _, text in rows[1:]] == [text or "the" for text in best]
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
