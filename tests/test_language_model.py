@@ -106,7 +106,7 @@ def test_scores_are_what_they_say(decoder, lexicon, arpa):
         assert each.lm_score == pytest.approx(natural, abs=1e-4)
         silences = (each.score - 0.8 * each.acoustic_score - 0.7 * each.lm_score - 0.4 * len(words)) / -0.3
         assert silences == pytest.approx(round(silences), abs=1e-3)
-        assert len(words) <= round(silences) <= len(words) + 2  # one a word, and further ones between words
+        assert round(silences) >= len(words)  # one a word, and further ones between words
     log_probs[:, BLANK] -= 0.5
     best = log_probs.max(1).sum()  # the greedy path gives the best sentence here
     assert found[0].text == "i see you" and found[0].acoustic_score == pytest.approx(best, abs=1e-4)
@@ -152,7 +152,8 @@ def test_other_token_orders_ruin_it(decoder, lexicon):
 def test_skipping_certain_blanks_changes_nothing(decoder, lexicon):
     """Among them doubled phonemes, which only a blank keeps apart."""
     rng = np.random.default_rng(0)
-    for sentence in ("i see you", "b b b", "a a a i see you"):
+    decoder = decoder.with_settings(DecoderConfig(**PLAIN | {"lm_weight": 0.2}))
+    for sentence in ("i see you", "b b b", "a a you"):
         classes = [i for word in sentence.split() for i in (*lexicon[word][0], SILENCE)]
         frames = [BLANK] * 3
         for i in classes:
