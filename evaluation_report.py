@@ -42,7 +42,7 @@ def format_results(results: dict[str, Any]) -> str:
     lines = [f"{results['n_trials']} trials decoded"]
     if results["eval_type"] == "val":
         errors = f"{results['edits']} edits / {results['phonemes']} phonemes, {results['n_trials']} trials"
-        lines = [f"PER      {percent(results['per'])}  {errors}", "", *_word_table(results), ""]
+        lines = [f"PER      {percent(results['per'])}  {errors}", "", *word_table(results), ""]
         for title in ("session", "corpus"):
             words = results.get(f"wer_by_{title}")
             if f"per_by_{title}" in results:
@@ -58,7 +58,8 @@ def format_results(results: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"written: {path}" for path in results["files"])])
 
 
-def _word_table(results: dict[str, Any]) -> list[str]:
+def word_table(results: Mapping[str, Any]) -> list[str]:
+    """Lines of a table: the decoder's word errors beside those of the lexicon alone."""
     lines = [f"{'words by':<28}   WER   (95% interval)     CER   sentences wrong"]
     for title, suffix in ((lm_title(results["lm"]), ""), ("the lexicon alone, greedily", "_lexicon_only")):
         if f"wer{suffix}" in results:

@@ -218,7 +218,7 @@ def _load_kenlm(path: str | Path, dictionary):
     if not path.is_file() or not os.access(path, os.R_OK):
         raise LanguageModelError(f"{path}: no file that can be read as a language model (ARPA or KenLM binary)")
     try:
-        with _quiet_stderr():  # KenLM prints a bar of its own for ARPA files
+        with quiet_stderr():  # KenLM prints a bar of its own for ARPA files
             return KenLM(str(path), dictionary)
     except (RuntimeError, ValueError, MemoryError) as error:
         reason = str(error).splitlines()[-1] if str(error) else type(error).__name__
@@ -226,7 +226,8 @@ def _load_kenlm(path: str | Path, dictionary):
 
 
 @contextlib.contextmanager
-def _quiet_stderr() -> Iterator[None]:
+def quiet_stderr() -> Iterator[None]:
+    """Nothing that libraries write to the process's stderr is shown."""
     saved = os.dup(2)
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)

@@ -1,4 +1,4 @@
-"""Show the results of a quickstart: the validation error, the commonest confusions, where everything lies.
+"""Show the results of a quickstart: validation errors, the commonest confusions, where everything lies.
 
 python quickstart_report.py trained_models/quickstart data/quickstart
 """
@@ -8,10 +8,13 @@ import shlex
 import sys
 from pathlib import Path
 
+from evaluation_report import word_table
+
 FILES = (
     ("checkpoint", "checkpoint/best_checkpoint"),
     ("log", "training_log"),
     ("TensorBoard files", "tensorboard"),
+    ("val report", "report_val.html"),
     ("val predictions", "predictions_val.csv"),
     ("test predictions", "predictions_test.csv"),
     ("submission", "submission_test.csv"),
@@ -34,7 +37,7 @@ def report(run: Path, data: Path) -> str:
         lines.append(
             f"(simulated data in which speech explains {share:.0%} of a feature's variance; real: at most 10%)"
         )
-    lines += ["", "most confused phonemes   true -> decoded   times"]
+    lines += ["", *word_table(results), "", "most confused phonemes   true -> decoded   times"]
     for entry in results["confusions"][:10]:
         true, decoded = (entry[side] or "(nothing)" for side in ("true", "decoded"))
         lines.append(f"{true:>29} -> {decoded:<9}{entry['count']:>6}")

@@ -5,6 +5,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup_env.sh"
 cd "$here"
 [[ "$(uname -sm)" != "Linux x86_64" ]] || add_tpu_compiler # a small step is compiled for a TPU
+add_extras
 python -m ruff check .
 python -m ruff format --check .
 

@@ -7,6 +7,7 @@
 #     ./setup_env.sh gpu         and look for CUDA GPUs
 #     ./setup_env.sh tpu         and add libtpu, the TPU's library, and look for chips; starts no runtime
 #     ./setup_env.sh --python    print a Python that the project runs on, and do nothing else
+#     ./setup_env.sh --extras    set up, and add requirements_extras.txt: published WFSTs, rescoring by a language model
 #     ./setup_env.sh --tpu_compiler    set up, and add the compiler that tpu_compile_check.py needs (Linux on x86-64)
 #     PYTHON=/path/to/python3.12 ./setup_env.sh    make .venv with this Python
 set -euo pipefail
@@ -59,7 +60,7 @@ make_environment() { # a directory; what a killed run left there is replaced
 }
 
 installed() { # whether requirements.txt is: a copy of the one that was installed last lies in the environment
-    cmp -s "$here/requirements.txt" "$1/requirements.installed"
+    cmp -s "$here/${2:-requirements.txt}" "$1/${2:-requirements.txt}.installed"
 }
 
 check_active() {
@@ -94,8 +95,15 @@ set_up() {
     if ! installed "$environment"; then
         echo "installing requirements.txt into $environment (a few GB the first time)"
         python -m pip install --disable-pip-version-check --quiet --requirement "$here/requirements.txt"
-        cp "$here/requirements.txt" "$environment/requirements.installed"
+        cp "$here/requirements.txt" "$environment/requirements.txt.installed"
     fi
+}
+
+add_extras() { # published WFSTs, rescoring
+    installed "$VIRTUAL_ENV" requirements_extras.txt && return
+    echo "installing requirements_extras.txt into $VIRTUAL_ENV"
+    python -m pip install --disable-pip-version-check --quiet --requirement "$here/requirements_extras.txt"
+    cp "$here/requirements_extras.txt" "$VIRTUAL_ENV/requirements_extras.txt.installed"
 }
 
 # jaxlib and torch_xla each bring their own XLA, so that the compiler is in an environment inside the environment.
@@ -134,14 +142,15 @@ if [[ "${BASH_SOURCE[0]}" != "$0" ]]; then
     set_up
 elif [[ "${1:-}" == --python ]]; then
     find_python
-elif [[ ! "${1:-cpu}" =~ ^(cpu|gpu|tpu|--tpu_compiler)$ ]]; then
-    stop "$0 takes cpu, gpu, tpu, --tpu_compiler or --python, not $1"
+elif [[ ! "${1:-cpu}" =~ ^(cpu|gpu|tpu|--tpu_compiler|--extras)$ ]]; then
+    stop "$0 takes cpu, gpu, tpu, --tpu_compiler, --extras or --python, not $1"
 else
     set_up
     case "${1:-cpu}" in
     gpu) show_gpus ;;
     tpu) add_tpu ;;
     --tpu_compiler) add_tpu_compiler ;;
+    --extras) add_extras ;;
     esac
     echo "ready; to use it in this terminal: source \"$VIRTUAL_ENV/bin/activate\""
 fi

@@ -9,103 +9,34 @@ from dataclasses import fields
 from pathlib import Path
 
 import h5py
-import numpy as np
 import pytest
 import torch
+from trained_run import (
+    DESCRIPTION,
+    IN_ORDER,
+    LEXICON,
+    SESSIONS,
+    TOO_SHORT,
+    TRIALS,
+    checkpoint_of,
+    lively_model,
+    make_config,
+    make_run,
+    write_split,
+)
 
 import evaluate_model
 from backend import Backend
 from checkpointing import save_checkpoint
-from config import config_from_dict, save_config
+from config import save_config
 from ctc import greedy_collapse, output_lengths
 from data_augmentations import transform_data
 from evaluate_model import compute_logits, list_trials, load_model
 from lexicon import load_lexicon
-from rnn_model import build_model
-from synthetic_data import write_trial
 from word_evaluation import WordOptions, greedy_phonemes
 
 ROOT = Path(evaluate_model.__file__).parent
-LEXICON = str(Path(__file__).parent / "words.dict")
 NO_LM = ["--lm", "none", "--lexicon", LEXICON]
-N_FEATURES = 6
-# Not in the order of their dates: the submission's order must not rest on the configuration's.
-SESSIONS = ["t15.2023.08.13", "t15.2023.08.11"]
-# (block, trial, time bins), in an order in which they must not come out. Patches are 4 bins, stride 2.
-TRIALS = {
-    "t15.2023.08.13": [(10, 0, 30), (9, 11, 41), (9, 2, 3)],
-    "t15.2023.08.11": [(2, 0, 64), (2, 1, 17)],
-}
-IN_ORDER = [
-    ("t15.2023.08.11", 2, 0),
-    ("t15.2023.08.11", 2, 1),
-    ("t15.2023.08.13", 9, 2),  # shorter than one patch
-    ("t15.2023.08.13", 9, 11),
-    ("t15.2023.08.13", 10, 0),
-]
-TOO_SHORT = 2  # its place
-DESCRIPTION = "Date,Block number,Corpus\n2023-08-11,2,50-Word\n2023-08-13,9,Switchboard\n2023-08-13,10,50-Word\n"
-
-
-def write_split(root: Path, split: str, labelled: bool) -> None:
-    rng = np.random.default_rng(0)
-    for session, trials in TRIALS.items():
-        (root / session).mkdir(parents=True, exist_ok=True)
-        with h5py.File(root / session / f"data_{split}.hdf5", "w") as file:
-            for i, (block, number, bins) in enumerate(trials):
-                labels = rng.integers(1, 41, size=3).tolist() if labelled else None
-                features = rng.normal(size=(bins, N_FEATURES))
-                write_trial(
-                    file, f"trial_{i:04d}", features, session, block, number, labels, "a b" if labelled else None
-                )
-
-
-def make_config(root: Path):
-    return config_from_dict(
-        {
-            "output_dir": str(root / "run"),
-            "use_amp": False,
-            "log_with": "none",
-            "model": {
-                "n_input_features": N_FEATURES,
-                "n_units": 8,
-                "noise_units": 8,
-                "patch_size": 4,
-                "patch_stride": 2,
-                "day_layers": "shared",
-                "input_network": {"input_layer_sizes": [N_FEATURES]},
-            },
-            "adversarial": {"enabled": True},
-            "dataset": {
-                "dataset_dir": str(root / "data"),
-                "neural_dim": N_FEATURES,
-                "batch_size": 2,
-                "sessions": SESSIONS,
-                "data_transforms": {"smooth_kernel_size": 20},
-            },
-        }
-    )
-
-
-def checkpoint_of(model, config, step=7) -> dict:
-    transforms, dataset = config.dataset.data_transforms, config.dataset
-    return {
-        "model_state_dict": model.state_dict(),
-        "step": step,
-        "config": config.to_dict(),
-        "preprocessing": {key: transforms[key] for key in transforms if key.startswith("smooth")},
-        "sessions": dataset.sessions,
-    }
-
-
-def lively_model(config, seed=0):
-    """A model that emits many phonemes, others in each session: large weights, other day layers each day."""
-    torch.manual_seed(seed)
-    model = build_model(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_()
-    return model
 
 
 @pytest.fixture(autouse=True)
@@ -120,12 +51,7 @@ def log(monkeypatch):
 def root(tmp_path, monkeypatch):
     """A data set, and a run with a best_checkpoint."""
     monkeypatch.setenv("B2TXT_CACHE_DIR", str(tmp_path / "cache"))
-    write_split(tmp_path / "data", "val", labelled=True)
-    write_split(tmp_path / "data", "test", labelled=False)
-    (tmp_path / "description.csv").write_text(DESCRIPTION)
-    config = make_config(tmp_path)
-    save_checkpoint(checkpoint_of(lively_model(config), config), tmp_path / "run" / "checkpoint" / "best_checkpoint")
-    save_config(config, tmp_path / "run" / "checkpoint" / "args.yaml")
+    make_run(tmp_path)
     return tmp_path
 
 

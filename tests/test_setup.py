@@ -42,6 +42,7 @@ def checkout(tmp_path) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     (folder / "requirements.txt").write_text("# nothing\n")
+    (folder / "requirements_extras.txt").write_text("# nothing\n")
     return folder
 
 
@@ -140,7 +141,7 @@ def active(checkout, tmp_path) -> dict[str, str]:
     fake_python(tmp_path / "active/bin/python", "3.11", note)
     fake_python(tmp_path / "active/tpu_compiler/bin/python", "3.11", note)
     (tmp_path / "active/tpu_compiler/installed").touch()
-    shutil.copy(checkout / "requirements.txt", tmp_path / "active/requirements.installed")
+    shutil.copy(checkout / "requirements.txt", tmp_path / "active/requirements.txt.installed")
     return {"VIRTUAL_ENV": str(tmp_path / "active"), "FAIL": "nothing"}
 
 
@@ -274,11 +275,15 @@ def test_report(tmp_path):
     (run / "checkpoint/best_checkpoint").touch()
     confusions = [{"true": "AH", "decoded": "IH", "count": 12}, {"true": "T", "decoded": "", "count": 3}]
     results = {"per": 0.1234, "edits": 617, "phonemes": 5000, "n_trials": 96, "confusions": confusions}
+    results |= {"wer": 0.0987, "wer_interval": [0.08, 0.12], "cer": 0.05, "sentence_error_rate": 0.4}
+    results |= {f"{name}_lexicon_only": 0.5 for name in ("wer", "cer", "sentence_error_rate")}
+    results |= {"wer_lexicon_only_interval": [0.4, 0.6], "lm": {"kind": "ngram", "order": 3, "perplexity": 42.3}}
     (run / "evaluation_val.json").write_text(json.dumps(results))
     (data / "simulation.json").write_text('{"speech_variance": 0.35}')
     text = report(run, data)
     assert "val PER 12.3%: 617 edits in 5000 phonemes, 96 trials" in text
     assert re.search(r"AH -> IH +12\n", text) and re.search(r"T -> \(nothing\) +3\n", text)
+    assert re.search(r"3-gram +9\.9%.*\n.*lexicon alone.* 50\.0%.*\n.*perplexity.* 42\n", text)
     assert "speech explains 35% of a feature's variance" in text
     assert str(run / "checkpoint/best_checkpoint") in text and "submission" not in text
     (data / "simulation.json").unlink()
