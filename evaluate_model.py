@@ -42,6 +42,7 @@ from evaluate_model_helpers import (
     write_text_atomically,
 )
 from evaluation_report import error_rates, format_results
+from html_report import write_report
 from inference import batch_logits
 from rnn_model import build_model
 from text_rules import normalize
@@ -138,6 +139,8 @@ def evaluation(
         results |= word_results(split.references, lexicon_only, texts, words, groups)
         files.append(directory / "evaluation_val.json")
         write_text_atomically(files[-1], json.dumps(results, indent=2, allow_nan=False) + "\n")
+        files.append(directory / "report_val.html")
+        write_report(files[-1], results, rows)  # last: if it fails, the results are on the disk
     else:
         files.append(directory / "submission_test.csv")
         chosen = lexicon_only if texts is None else texts
