@@ -12,6 +12,7 @@ import argparse
 import logging
 import math
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -82,11 +83,11 @@ def check_vocabulary(sentences: Sequence[str], lexicon: Lexicon, source: str) ->
     Raises:
         TextError: it is more than half, so that something is wrong with one of the two.
     """
-    words = [word for sentence in sentences for word in sentence.split()]
-    share = lexicon.share_outside(words)
-    outside = sorted({word for word in words if word not in lexicon}, key=words.count, reverse=True)[:5]
-    examples = f", as {', '.join(outside)}" if outside else ""
-    message = f"{source}: {share:.2%} of {len(words)} words are not in the lexicon{examples}"
+    counts = Counter(word for sentence in sentences for word in sentence.split())
+    outside = Counter({word: number for word, number in counts.items() if word not in lexicon})
+    share = outside.total() / max(counts.total(), 1)
+    examples = f", as {', '.join(word for word, _ in outside.most_common(5))}" if outside else ""
+    message = f"{source}: {share:.2%} of {counts.total()} words are not in the lexicon{examples}"
     if share > MOST_OUTSIDE:
         raise TextError(f"{message}; is it English text, and the lexicon the right one?")
     logger.info(message)

@@ -208,7 +208,7 @@ def evaluation_config(
     data_dir: str | Path | None = None,
     batch_size: int | None = None,
 ) -> Config:
-    """The checkpoint's own configuration, with the place of the data and the batch size from elsewhere.
+    """The checkpoint's own configuration, with the place of the data, the batch size and the decoder from elsewhere.
 
     Other preprocessing than the model was trained with has cost people half of their accuracy without a word;
     so where `given` differs, that is said and not followed.
@@ -220,6 +220,7 @@ def evaluation_config(
         for name in ("dataset_dir", "batch_size", "num_dataloader_workers", "bad_trials_dict"):
             config.dataset[name] = given.dataset[name]
         config.use_amp, config.gpu_number, config.use_tpu = given.use_amp, given.gpu_number, given.use_tpu
+        config.decoder = given.decoder.copy()
     if data_dir is not None:
         config.dataset.dataset_dir = str(data_dir)
     if batch_size is not None:

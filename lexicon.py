@@ -57,11 +57,6 @@ class Lexicon(Mapping[str, tuple[Pronunciation, ...]]):
     def __len__(self) -> int:
         return len(self._words)
 
-    def share_outside(self, words: Iterable[str]) -> float:
-        """The share of the words (each counted as often as it comes) that the lexicon lacks; 0 of no words."""
-        known = [word in self._words for word in words]
-        return 1 - sum(known) / len(known) if known else 0.0
-
     def by_pronunciation(self) -> dict[Pronunciation, list[str]]:
         """The words of each pronunciation: more than one where they are homophones."""
         words: dict[Pronunciation, list[str]] = {}

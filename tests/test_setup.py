@@ -183,9 +183,11 @@ def test_an_unknown_kind_of_machine_is_refused(checkout, tmp_path, active):
 def test_run_tests_checks_the_style_and_passes_its_arguments_on(checkout, tmp_path, active):
     assert call([checkout / "run_tests.sh", "-k", "one or two"], tmp_path, **active).returncode == 0
     style = ["-m ruff check .", "-m ruff format --check ."]
-    assert calls(tmp_path) == [*style, "-m pytest -k one or two", "-m pytest tests/xla -k one or two"]
+    extras, *found = calls(tmp_path)
+    assert extras.startswith("-m pip install") and extras.endswith("requirements_extras.txt")
+    assert found == [*style, "-m pytest -k one or two", "-m pytest tests/xla -k one or two"]
     result = call([checkout / "run_tests.sh"], tmp_path, **active | {"FAIL": "-m ruff check"})
-    assert result.returncode == 3 and calls(tmp_path) == ["-m ruff check ."]
+    assert result.returncode == 3 and calls(tmp_path) == ["-m ruff check ."]  # the extras are there already
 
 
 def test_quickstart_simulates_trains_evaluates_and_reports(checkout, tmp_path, active):
