@@ -64,14 +64,15 @@ def tune_decoder(
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
-    start = {name: min(max(before[name], low), high) for name, (low, high) in RANGES.items()}
+    ranges = {name: RANGES[name] for name in pool.decoder.searched}
+    start = {name: min(max(before[name], low), high) for name, (low, high) in ranges.items()}
     study.enqueue_trial(start)
     tried.append((before, errors_with(before)))
     with progress_bar(n_searches, 0, "setting", "Tuning") as progress:
         for _ in range(n_searches):
             trial = study.ask()
             settings = before.copy()
-            for name, (low, high) in RANGES.items():
+            for name, (low, high) in ranges.items():
                 settings[name] = round(trial.suggest_float(name, low, high), 4)
             settings.n_best = 1
             tried.append((settings, errors_with(settings)))
@@ -98,7 +99,7 @@ def tune_decoder(
     logger.info(
         "tuned: WER %.2f%% before, %.2f%% after (%.2f%% on trials that had no part in the choice); %s",
         *(100 * facts[name] for name in ("wer_before", "wer_after", "wer_cross_validated")),
-        ", ".join(f"{name} {best[name]:g}" for name in RANGES),
+        ", ".join(f"{name} {best[name]:g}" for name in ranges),
     )
     pool.settings = best
     return facts

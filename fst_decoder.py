@@ -24,7 +24,9 @@ import numpy as np
 
 from config import DecoderConfig
 from evaluate_model_helpers import BLANK, PHONEMES, SILENCE
+from language_model import LanguageModelError
 from nbest import Hypothesis
+from text_rules import normalize
 
 # Class of the input label 1, 2, ... of the published graphs: <blk>, SIL, then the phonemes in the table's order.
 GRAPH_ORDER = (BLANK, SILENCE, *(index for index in range(len(PHONEMES)) if index not in (BLANK, SILENCE)))
@@ -60,12 +62,13 @@ class FstDecoder:
     - n_best: with 1, only the best path is searched. Fewer come back where no more lie within the beam.
     - lm_weight: above 0; the silences' and pronunciations' probabilities in the graph are weighted with it
     - blank_penalty: subtracted from the blank's log-probability before all else
-    - word_score, silence_score: must be 0, since a graph has no place for them
+    - word_score, silence_score: not used, a graph has its own
 
     Args:
         fst_path: TLG.fst, OpenFst's vector or const type with standard (tropical) arcs, no disambiguation symbols left
             on its input side.
-        words_path: words.txt, `name id` a line. Words are given in lower case; names such as <s> and #0 are none.
+        words_path: words.txt, `name id` a line. Words are given in their normal form (text_rules.py);
+            names such as <s> and #0 are none.
         settings: as above.
         tokens_path: tokens.txt of the graph, where its input labels are not the published ones (see GRAPH_ORDER):
             <blk>, SIL or |, and every phoneme.
@@ -73,8 +76,10 @@ class FstDecoder:
     Raises:
         ValueError: settings that cannot be honoured, files that are missing, damaged, too large or no decoding graph
             of these phonemes and words: all of the problems that show before the graph is loaded, then the graph's.
-        ImportError: the wheels are not installed.
+        LanguageModelError: the wheels are not installed.
     """
+
+    searched = ("lm_weight", "blank_penalty")
 
     def __init__(
         self,
@@ -84,20 +89,33 @@ class FstDecoder:
         tokens_path: str | Path | None = None,
         check_memory: bool = True,
     ):
-        problems = _setting_problems(settings)
+        problems: list[str] = []
         words = _collect(problems, _read_table, words_path, "word table")
         order = GRAPH_ORDER if tokens_path is None else _collect(problems, read_token_order, tokens_path)
         _collect(problems, check_graph_file, fst_path, check_memory)
         _raise(problems)
         self._decoders, self._fst = _wheels()
-        self._settings, self._order = settings, list(order)
-        self._words = [None if re.fullmatch(r"<.*>|#\d+", name) else name.lower() for name in words]
+        self._order = list(order)
+        self._words = [None if re.fullmatch(r"<.*>|#\d+", name) else normalize(name) or None for name in words]
         self._graph = self._fst.StdFst.read(str(fst_path))
         if self._graph is None:
             raise ValueError(f"{fst_path}: cut short or damaged, it cannot be loaded; fetch or build it again")
         _raise(_label_problems(self._fst, self._graph, fst_path, len(words)))
+        self._search_with(settings)
+
+    def _search_with(self, settings: DecoderConfig) -> None:
+        if settings.lm_weight == 0:
+            raise ValueError("decoder.lm_weight is 0, but a graph's costs cannot be left out: set it above 0")
+        self.settings = settings.copy()
         self._scale = settings.acoustic_scale / settings.lm_weight
         self._beam = settings.beam_threshold / settings.lm_weight
+
+    def with_settings(self, settings: DecoderConfig) -> "FstDecoder":
+        """A decoder of the same graph, which is shared, with other settings."""
+        other = object.__new__(FstDecoder)
+        other.__dict__.update(self.__dict__)
+        other._search_with(settings)
+        return other
 
     def decode(self, log_probs: np.ndarray) -> list[Hypothesis]:
         """The readings of a trial, best first, each text once; the same for the same input, whatever came before.
@@ -120,23 +138,23 @@ class FstDecoder:
         if len(log_probs) == 0:
             return [Hypothesis("", 0.0, 0.0, 0.0)]
         scores = log_probs[:, self._order]
-        scores[:, self._order.index(BLANK)] -= self._settings.blank_penalty
+        scores[:, self._order.index(BLANK)] -= self.settings.blank_penalty
         emissions = self._decoders.DecodableCtc(np.ascontiguousarray(scores * np.float32(self._scale)))
 
         finished, paths = self._best_path(emissions)
-        if self._settings.n_best > 1:
+        if self.settings.n_best > 1:
             paths = self._with_alternatives(emissions, len(log_probs), finished, paths)
         hypotheses = [self._hypothesis(words, path) for words, path in paths.items()]
-        return sorted(hypotheses, key=lambda hypothesis: (-hypothesis.score, hypothesis.text))[: self._settings.n_best]
+        return sorted(hypotheses, key=lambda hypothesis: (-hypothesis.score, hypothesis.text))[: self.settings.n_best]
 
     def _hypothesis(self, words: tuple[str, ...], path: _Path) -> Hypothesis:
         acoustic, language = -path.acoustic / self._scale, -path.graph
-        score = self._settings.acoustic_scale * acoustic + self._settings.lm_weight * language
+        score = self.settings.acoustic_scale * acoustic + self.settings.lm_weight * language
         return Hypothesis(" ".join(words), score, acoustic, language)
 
     def _best_path(self, emissions: Any) -> tuple[bool, dict[tuple[str, ...], _Path]]:
         """Whether a sentence's end was reached, and {words: path} of the best path; of no words if there is none."""
-        most = max(2, self._settings.beam_size)  # the wheel refuses less
+        most = max(2, self.settings.beam_size)  # the wheel refuses less
         options = self._decoders.FasterDecoderOptions(
             beam=self._beam, max_active=most, min_active=min(_MIN_ACTIVE, most - 1)
         )
@@ -170,10 +188,10 @@ class FstDecoder:
                 costs = sorted(path.total for path in found.values())
                 missed = any(path.total < costs[0] - 1e-3 for path in best.values())
                 paths = found | {words: min(path, found.get(words, path)) for words, path in best.items()}
-                enough = len(costs) >= self._settings.n_best and costs[self._settings.n_best - 1] <= costs[0] + beam
+                enough = len(costs) >= self.settings.n_best and costs[self.settings.n_best - 1] <= costs[0] + beam
                 if enough and not missed:
                     break
-            if lattice.num_states >= self._settings.beam_size * n_frames:
+            if lattice.num_states >= self.settings.beam_size * n_frames:
                 break
         return paths
 
@@ -216,7 +234,7 @@ class FstDecoder:
         return dict(self._best(histories[-1]))
 
     def _best(self, paths: dict[tuple[str, ...], _Path]) -> list[tuple[tuple[str, ...], _Path]]:
-        return sorted(paths.items(), key=lambda item: (item[1], item[0]))[: self._settings.n_best]
+        return sorted(paths.items(), key=lambda item: (item[1], item[0]))[: self.settings.n_best]
 
     def _word(self, label: int) -> str | None:
         """The word of an output label; None for epsilon and names that are no words."""
@@ -284,14 +302,6 @@ def available_memory() -> float | None:
     except OSError:
         return None
     return int(match[1]) * 1024.0 if match else None
-
-
-def _setting_problems(settings: DecoderConfig) -> list[str]:
-    names = [name for name in ("word_score", "silence_score") if getattr(settings, name) != 0]
-    problems = [f"{name}={getattr(settings, name)}: a graph has no place for it; set it to 0" for name in names]
-    if settings.lm_weight == 0:
-        problems.append("lm_weight=0: a graph's costs cannot be left out; set it above 0")
-    return problems
 
 
 def _label_problems(fst: Any, graph: Any, path: str | Path, n_words: int) -> list[str]:
@@ -368,7 +378,7 @@ def _wheels() -> tuple[Any, Any]:
         import kaldi_decoder
         import kaldifst
     except ImportError as error:
-        raise ImportError(
+        raise LanguageModelError(
             f"decoding with a WFST needs kaldi_decoder and kaldifst ({error}): pip install -r requirements_extras.txt"
         ) from error
     return kaldi_decoder, kaldifst

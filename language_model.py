@@ -40,8 +40,14 @@ class LanguageModelError(ValueError):
 
 
 class WordDecoder(Protocol):
-    """What evaluation needs of a decoder, whatever its language model is."""
+    """What evaluation needs of a decoder, whatever its language model is.
 
+    Attributes:
+        searched: the settings that tuning searches.
+        settings: in force.
+    """
+
+    searched: tuple[str, ...]
     settings: DecoderConfig
 
     def decode(self, log_probs: np.ndarray) -> list[Hypothesis]: ...
@@ -56,7 +62,10 @@ class NgramDecoder:
         settings: of the search; they are in force as they were at construction.
         has_lm: False where only the lexicon decides.
         lost: the words that no pronunciation has room for, since six likelier ones share it.
+        likeliest_word: by the language model, without any context.
     """
+
+    searched = ("lm_weight", "word_score", "silence_score", "blank_penalty")
 
     def __init__(self, lexicon: Lexicon, settings: DecoderConfig, lm_path: str | Path | None = None):
         """

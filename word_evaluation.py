@@ -128,6 +128,7 @@ def make_words(
     if options.kind == "fst":
         from fst_decoder import FstDecoder
 
+        logger.info("a WFST has word and silence scores of its own: word_score and silence_score are not used")
         decoder = FstDecoder(options.lm_fst, options.lm_words, settings)
         facts |= {"source": [str(options.lm_fst), str(options.lm_words)]}
     elif options.kind == "ngram":

@@ -1,6 +1,5 @@
 """The WFST decoder on small graphs: words, n-best, settings, damaged files, and agreement with an n-gram decoder."""
 
-import math
 import random
 import sys
 
@@ -17,6 +16,8 @@ from config import DecoderConfig
 from ctc import greedy_collapse
 from evaluate_model_helpers import BLANK, PHONEMES, SILENCE
 from fst_decoder import GRAPH_ORDER, FstDecoder, read_token_order
+from language_model import LanguageModelError, NgramDecoder
+from lexicon import Lexicon
 from synthetic_sentences import draw_sentence, phoneme_labels, vocabulary
 
 HOMOPHONES = {"too": "to", "two": "to", "sea": "see", "sun": "son", "knew": "new", "hour": "our", "no": "know"}
@@ -67,8 +68,11 @@ def spoken(lexicon, text):
     return [label for word in text.split() for label in (*lexicon[word][0], SILENCE)]
 
 
+PLAIN = {"lm_weight": 1, "blank_penalty": 0}
+
+
 def decoder(graph, **settings):
-    return FstDecoder(*graph, DecoderConfig(**settings))
+    return FstDecoder(*graph, DecoderConfig(**PLAIN | settings))
 
 
 # ---- decoding ----
@@ -152,9 +156,13 @@ def test_every_setting_changes_the_result(graph, lexicon, sentences, setting, n_
     assert texts() != texts(**setting)
 
 
-def test_settings_without_a_place_in_a_graph_are_refused_together(graph):
-    with pytest.raises(ValueError, match=r"word_score=1[^\n]*\nsilence_score=-2[^\n]*\nlm_weight=0"):
-        decoder(graph, word_score=1.0, silence_score=-2.0, lm_weight=0.0)
+def test_a_graph_has_word_and_silence_scores_of_its_own(graph, lexicon):
+    log_probs = emissions(spoken(lexicon, TEXT), noise=3.0)
+    plain = decoder(graph)
+    other = plain.with_settings(DecoderConfig(word_score=3.0, silence_score=-3.0, **PLAIN))
+    assert plain.decode(log_probs) == other.decode(log_probs)
+    with pytest.raises(ValueError, match="lm_weight is 0"):
+        decoder(graph, lm_weight=0.0)
 
 
 # ---- the order of the tokens ----
@@ -241,7 +249,7 @@ def test_a_graph_beyond_the_memory_is_refused(graph, monkeypatch):
 
 def test_without_the_wheels_the_error_says_what_to_install(graph, monkeypatch):
     monkeypatch.setitem(sys.modules, "kaldi_decoder", None)
-    with pytest.raises(ImportError, match="pip install -r requirements_extras"):
+    with pytest.raises(LanguageModelError, match="pip install -r requirements_extras"):
         decoder(graph)
 
 
@@ -249,28 +257,15 @@ def test_without_the_wheels_the_error_says_what_to_install(graph, monkeypatch):
 
 
 def lexicon_decoder(arpa, lexicon, beam_size=200, beam_threshold=60.0):
-    """Another decoder of the same n-gram and lexicon: log-probabilities -> (text, score)."""
-    decoding = pytest.importorskip("flashlight.lib.text.decoder")
-    from flashlight.lib.text.decoder.kenlm import KenLM
-    from flashlight.lib.text.dictionary import Dictionary
-
-    words = Dictionary([*sorted(lexicon), "<unk>"])
-    model = KenLM(str(arpa), words)
-    trie = decoding.Trie(len(PHONEMES), SILENCE)
-    start = model.start(False)
-    for word in sorted(lexicon):
-        index = words.get_index(word)
-        for pronunciation in lexicon[word]:
-            trie.insert([*pronunciation, SILENCE], index, model.score(start, index)[1])
-    trie.smear(decoding.SmearingMode.MAX)
-    options = decoding.LexiconDecoderOptions(
-        beam_size, len(PHONEMES), beam_threshold, math.log(10), 0.0, -math.inf, 0.0, False, decoding.CriterionType.CTC
+    """The n-gram decoder on the same n-gram and lexicon: log-probabilities -> (text, score)."""
+    config = DecoderConfig(
+        beam_size=beam_size, beam_threshold=beam_threshold, lm_weight=1, silence_score=0, blank_penalty=0
     )
-    search = decoding.LexiconDecoder(options, trie, model, SILENCE, BLANK, words.get_index("<unk>"), [], False)
+    search = NgramDecoder(Lexicon(lexicon), config, arpa)
 
     def decode(log_probs):
-        best = search.decode(np.ascontiguousarray(log_probs).ctypes.data, *log_probs.shape)[0]
-        return " ".join(words.get_entry(index) for index in best.words if index >= 0), best.score
+        best = search.decode(log_probs)[0]
+        return best.text, best.score
 
     return decode
 
