@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from config import Config
-from dataset_index import DataError, index_trials
+from dataset_index import DataError, index_trials, read_facts
 from evaluate_model_helpers import check_writable
 from lexicon import Lexicon, load_lexicon
 from ngram import FREQUENCY_WEIGHT, NgramModel, train_ngram
@@ -49,30 +49,32 @@ def read_sentences(paths: Sequence[str | Path]) -> list[str]:
             continue
         normal = [sentence for sentence in map(normalize, lines) if sentence]
         if not normal:
-            problems.append(f"{path}: holds no word of letters a to z")
+            problems.append(f"{path}: holds no word")
         sentences += normal
     if problems:
         raise TextError("\n".join(problems))
     return sentences
 
 
-def train_sentences(config: Config) -> list[str]:
+def train_sentences(config: Config, option: str = "--lm_text") -> list[str]:
     """The sentences of a data set's train split in normal form, each as often as it was spoken.
 
+    Args:
+        option: of the command that takes other text, for the message.
     Raises:
         TextError: the files cannot be used, or hold no sentence.
     """
     try:
         labels = [trial.sentence_label for trial in index_trials(config, "train", labelled=False)]
     except DataError as error:
+        others = "; --lm_file takes a finished model, --lm none goes without" if option == "--lm_text" else ""
         raise TextError(
-            f"{error}\n(the language model's text is the data's train sentences; --lm_text or --lm_file takes another, "
-            "--lm none goes without)"
+            f"{error}\n(the language model's text is the data's train sentences; {option} takes another{others})"
         ) from error
     sentences = [sentence for sentence in map(normalize, labels) if sentence]
     if not sentences:
         raise TextError(
-            f"{config.dataset.dataset_dir}: no train trial has a sentence_label; name text files with --lm_text"
+            f"{config.dataset.dataset_dir}: no train trial has a sentence_label; name text files with {option}"
         )
     return sentences
 
@@ -142,6 +144,7 @@ def _read_frequency_file(path: str) -> dict[str, float]:
             frequencies[word] = frequencies.get(word, 0.0) + frequency
     if problems or not frequencies:
         shown = "\n".join(problems[:10]) or "it is empty"
+        shown += f"\nand {len(problems) - 10} more" if len(problems) > 10 else ""
         raise TextError(f"{path}: each line must be a word and a number of 0 or more:\n{shown}")
     return frequencies
 
@@ -152,15 +155,12 @@ def build_lm(
     order: int = 3,
     word_frequencies: str | None = None,
     frequency_weight: float = FREQUENCY_WEIGHT,
-    source: str = "the text",
 ) -> NgramModel:
     """An n-gram model of sentences in normal form over the words of the lexicon and the sentences.
 
     Args:
         word_frequencies: as `read_frequencies` takes; None: words that the text lacks are all about as likely.
-        source: what messages call the sentences.
     """
-    check_vocabulary(sentences, lexicon, source)
     frequencies = read_frequencies(word_frequencies, lexicon) if word_frequencies else None
     return train_ngram(sentences, order, lexicon, frequencies, frequency_weight)
 
@@ -173,7 +173,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add = parser.add_argument
     add("--text", nargs="+", default=[], metavar="FILE", help="text files, a sentence a line")
     add("--data_dir", help="a data set, whose train sentences are taken too")
-    add("--order", type=int, default=3, help="n of the n-grams (default: 3)")
+    add("--order", type=int, default=3, help="n of the n-grams, 1 to 6 (default: 3)")
     add("--word_frequencies", help="'wordfreq' or a file of words and numbers, for words that the text lacks")
     add(
         "--frequency_weight",
@@ -187,19 +187,35 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return parser.parse_args(arguments)
 
 
+def _data_set(directory: str) -> Config:
+    """A configuration of all that lies in a directory, of as many features as there are."""
+    files = sorted(Path(directory).expanduser().glob("*/data_train.hdf5"))
+    if not files:
+        raise TextError(f"{directory}: no session there has a data_train.hdf5; name a data set with --data_dir")
+    config = Config()
+    config.dataset.dataset_dir = directory
+    config.dataset.sessions = [path.parent.name for path in files]
+    shapes = [trial.shape for trial in read_facts(files[0])[0] if trial.shape and len(trial.shape) == 2]
+    config.dataset.neural_dim = shapes[0][1] if shapes else config.dataset.neural_dim
+    return config
+
+
 def run(options: argparse.Namespace) -> None:
     """Read, train, write."""
     output = Path(options.output)
     if not options.text and not options.data_dir:
         raise TextError("there is no text: name files with --text, or a data set with --data_dir")
-    check_writable(output.parent)
+    if output.is_dir():
+        raise TextError(f"{output}: is a directory; name a file with --output")
+    inputs = [*options.text, options.lexicon, options.extra_words, options.word_frequencies]
+    if output.resolve() in [Path(path).resolve() for path in inputs if path]:
+        raise TextError(f"{output}: is read, and would be overwritten; name another file with --output")
+    check_writable(output.parent, "--output")
     sentences = read_sentences(options.text)
     if options.data_dir:
-        config = Config()
-        config.dataset.dataset_dir = options.data_dir
-        config.dataset.sessions = sorted(path.parent.name for path in Path(options.data_dir).glob("*/data_train.hdf5"))
-        sentences += train_sentences(config)
+        sentences += train_sentences(_data_set(options.data_dir), "--text")
     lexicon = load_lexicon(options.lexicon, options.extra_words)
+    check_vocabulary(sentences, lexicon, "the text")
     model = build_lm(sentences, lexicon, options.order, options.word_frequencies, options.frequency_weight)
     model.save(output)
     numbers = ", ".join(f"{len(ngrams)} {n}-grams" for n, ngrams in enumerate(model.probabilities, 1))

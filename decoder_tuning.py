@@ -47,10 +47,12 @@ def tune_decoder(
     Returns:
         wer_before, wer_after, wer_cross_validated (fractions), n_searches, and the settings found.
     Raises:
-        ValueError: no trial has a reference.
+        ValueError: no trial has a reference, or the optuna package is missing.
     """
-    import optuna  # here: a second, and only tuning needs it
-
+    try:
+        import optuna  # here: a second, and only tuning needs it
+    except ImportError as error:
+        raise ValueError(f"--tune_decoder needs the optuna package ({error}): pip install optuna") from error
     known = [index for index, true in enumerate(references) if true]
     if not known:
         raise ValueError("--tune_decoder needs trials with a true sentence (sentence_label); there is none")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.format import open_memmap
 
 from dataset_index import Trial
 from evaluate_model_helpers import PHONEMES, write_text_atomically
@@ -32,17 +33,18 @@ class EmissionStore:
         self._array_path = Path(directory, f"emissions_{split}.npy")
         self._starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         key_path = self._array_path.with_suffix(".json")
-        text = json.dumps(key, indent=2, sort_keys=True) + "\n"
+        frames = hashlib.sha256(json.dumps(self._starts.tolist()).encode()).hexdigest()  # not their number alone
+        text = json.dumps({**key, "frames_sha256": frames}, indent=2, sort_keys=True) + "\n"
         shape = (int(self._starts[-1]), len(PHONEMES))
         if not self._holds(key_path, text, shape):
             key_path.unlink(missing_ok=True)  # first, so that no kill leaves a key beside another key's emissions
             self._create(shape)
             write_text_atomically(key_path, text)
-        self._array = np.load(self._array_path, mmap_mode="r+") if shape[0] else np.empty(shape, np.float32)
+        self._array = open_memmap(self._array_path, mode="r+") if shape[0] else np.empty(shape, np.float32)
 
     def _holds(self, key_path: Path, text: str, shape: tuple[int, int]) -> bool:
         try:
-            header = np.load(self._array_path, mmap_mode="r")
+            header = open_memmap(self._array_path, mode="r")
             return key_path.read_text() == text and header.shape == shape and header.dtype == np.float32
         except (OSError, ValueError, EOFError):
             return False
@@ -70,6 +72,8 @@ class EmissionStore:
 
     def __setitem__(self, index: int, log_probs: np.ndarray) -> None:
         rows = self._array[self._starts[index] : self._starts[index + 1]]
+        if rows.shape != log_probs.shape:  # numpy would take one frame for all
+            raise ValueError(f"trial {index} has emissions {rows.shape}, not {log_probs.shape}")
         rows[:-1] = log_probs[:-1]
         rows[-1:] = log_probs[-1:]  # last of all: a trial is there when its last frame is
 

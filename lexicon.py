@@ -9,6 +9,7 @@ pronunciation of a word stands on a line of its own, its word as it is or with a
 """
 
 import functools
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ from rapidfuzz.distance import Levenshtein
 from evaluate_model_helpers import BLANK, PHONEMES, SILENCE
 from text_rules import normalize
 
+logger = logging.getLogger("b2txt")
+
 Pronunciation = tuple[int, ...]  # phoneme classes, without the silence that follows every word
 
 _CLASSES = {  # with and without a stress digit
@@ -27,7 +30,7 @@ _CLASSES = {  # with and without a stress digit
     if index not in (BLANK, SILENCE)
     for stress in ("", "0", "1", "2")
 }
-_COMMENT = re.compile(r"(?:^|\s)#.*$")  # a # within a word, as CMUdict's "#hash-mark", is none
+_COMMENT = re.compile(r"(?:^|\s)#.*$")  # a # within a word is none
 
 
 class DictionaryError(ValueError):
@@ -38,14 +41,20 @@ class Lexicon(Mapping[str, tuple[Pronunciation, ...]]):
     """Words and their pronunciations, each word's first one first.
 
     Every word is its own normal form (see text_rules.py): entries that are several words or none are left out.
+
+    Attributes:
+        left_out: those entries.
     """
 
     def __init__(self, entries: Mapping[str, Iterable[Pronunciation]]):
         merged: dict[str, dict[Pronunciation, None]] = {}
+        self.left_out: list[str] = []
         for word, pronunciations in entries.items():
             normal = normalize(word)
             if normal and " " not in normal:
                 merged.setdefault(normal, {}).update(dict.fromkeys(pronunciations))
+            else:
+                self.left_out.append(word)
         self._words = {word: tuple(merged[word]) for word in sorted(merged)}
 
     def __getitem__(self, word: str) -> tuple[Pronunciation, ...]:
@@ -79,7 +88,7 @@ class NearestWords:
             for pronunciation, words in lexicon.by_pronunciation().items()
         }
         self._by_length: dict[int, list[bytes]] = {}
-        for pronunciation in sorted(self._words):
+        for pronunciation in sorted(self._words, key=self._rank):  # of equally near ones the first is found
             self._by_length.setdefault(len(pronunciation), []).append(pronunciation)
         self._found: dict[bytes, str] = {}
 
@@ -89,13 +98,16 @@ class NearestWords:
         Args:
             ids: classes without blanks, silences between words.
         """
-        stretches = bytes(ids).split(bytes([SILENCE]))
+        stretches = bytes(list(ids)).split(bytes([SILENCE]))
         return " ".join(self._nearest(stretch) for stretch in stretches if stretch)
 
     def _nearest(self, phonemes: bytes) -> str:
         if phonemes not in self._found:
             self._found[phonemes] = self._words.get(phonemes) or self._search(phonemes)
         return self._found[phonemes]
+
+    def _rank(self, pronunciation: bytes) -> tuple[int, str]:
+        return len(self._words[pronunciation]), self._words[pronunciation]
 
     def _search(self, phonemes: bytes) -> str:
         best, fewest = None, len(phonemes) + max(self._by_length)
@@ -105,7 +117,7 @@ class NearestWords:
             found = process.extractOne(
                 phonemes, self._by_length[length], scorer=Levenshtein.distance, score_cutoff=fewest
             )
-            if found and (best is None or (found[1], length, found[0]) < (fewest, len(best), best)):
+            if found and (best is None or (found[1], self._rank(found[0])) < (fewest, self._rank(best))):
                 best, fewest = found[0], found[1]
         return self._words[best]
 
@@ -121,15 +133,25 @@ def load_lexicon(path: str | Path | None = None, extra: str | Path | None = None
     """
     entries: dict[str, list[Pronunciation]] = {}
     problems = []
+    further: Iterable[str] = ()
     for source in ([path] if path else [None]) + ([extra] if extra else []):
         try:
-            for word, pronunciations in (read_dictionary(source) if source else cmudict_entries()).items():
+            read = read_dictionary(source) if source else cmudict_entries()
+            for word, pronunciations in read.items():
                 entries.setdefault(word, []).extend(pronunciations)
+            further = read if source == extra else ()
         except DictionaryError as error:
             problems.append(str(error))
     if problems:
         raise DictionaryError("\n".join(problems))
-    return Lexicon(entries)
+    lexicon = Lexicon(entries)
+    if not lexicon:
+        raise DictionaryError(f"{path}: no entry is a word of letters a to z, as {', '.join(lexicon.left_out[:5])}")
+    lost = [word for word in lexicon.left_out if word in further]
+    if extra and lost:  # CMUdict's own are known to be of no use
+        shown = ", ".join(lost[:5]) + (" ..." if len(lost) > 5 else "")
+        logger.warning("%s: %d entries are not one word of letters a to z, and left out: %s", extra, len(lost), shown)
+    return lexicon
 
 
 @functools.cache
@@ -147,7 +169,7 @@ def read_dictionary(path: str | Path) -> dict[str, list[Pronunciation]]:
         DictionaryError: the file cannot be read, holds no word, or lines that are no entries (all, by number).
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines()
+        lines = re.split(r"\r\n?|\n", _decode(Path(path).read_bytes()))
     except OSError as error:
         raise DictionaryError(f"{path}: cannot read the dictionary: {error.strerror}") from None
     entries: dict[str, list[Pronunciation]] = {}
@@ -169,6 +191,13 @@ def read_dictionary(path: str | Path) -> dict[str, list[Pronunciation]]:
         more = [f"and {len(problems) - 10} more"] if len(problems) > 10 else []
         raise DictionaryError(f"{path}: cannot be used as a dictionary:\n" + "\n".join(problems[:10] + more))
     return entries
+
+
+def _decode(content: bytes) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return content.decode("latin-1")  # as older CMUdicts are
 
 
 def _classes(phones: Iterable[str]) -> Pronunciation:

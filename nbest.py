@@ -66,22 +66,28 @@ def parse_line(line: str) -> TrialHypotheses:
     try:
         row = json.loads(line)
         hypotheses = tuple(
-            Hypothesis(str(entry["text"]), *(float(entry[name]) for name in ("score", "acoustic_score", "lm_score")))
+            Hypothesis(_text(entry["text"]), *(float(entry[name]) for name in ("score", "acoustic_score", "lm_score")))
             for entry in row["hypotheses"]
         )
         trial = TrialHypotheses(
             int(row["id"]),
-            str(row["session"]),
+            _text(row["session"]),
             int(row["block"]),
             int(row["trial"]),
             hypotheses,
-            None if row.get("reference") is None else str(row["reference"]),
+            None if row.get("reference") is None else _text(row["reference"]),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"no line of an n-best file ({error!r}): {line.strip()[:80]!r}") from error
     if not hypotheses:
         raise ValueError(f"trial {trial.id} has no hypothesis")
     return trial
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, found {value!r}")
+    return value
 
 
 def read_nbest(path: str | Path) -> list[TrialHypotheses]:
@@ -92,7 +98,7 @@ def read_nbest(path: str | Path) -> list[TrialHypotheses]:
     """
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as an n-best file: {error}") from error
     trials, problems = [], []
@@ -134,15 +140,14 @@ class NbestLog:
         self._part = self.path.with_name(self.path.name + ".part")
         first = json.dumps(key, sort_keys=True)
         self.done = self._read_part(first)
-        self._file = open(self._part, "w", encoding="utf-8")  # noqa: SIM115 (closed by finish and by __exit__)
-        self._file.write(first + "\n" + nbest_text(self.done))
-        self._file.flush()
+        write_text_atomically(self._part, first + "\n" + nbest_text(self.done))
+        self._file = open(self._part, "a", encoding="utf-8")  # noqa: SIM115 (closed by finish and by __exit__)
 
     def _read_part(self, first: str) -> list[TrialHypotheses]:
         trials: list[TrialHypotheses] = []
         try:
-            lines = self._part.read_text(encoding="utf-8").split("\n")
-        except (OSError, UnicodeDecodeError):
+            lines = self._part.read_text(encoding="utf-8", errors="replace").split("\n")  # cut off within a letter
+        except OSError:
             return trials
         if lines[:1] == [first]:
             for line in lines[1:]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from evaluate_model_helpers import write_text_atomically
 
 BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
+HIGHEST_ORDER = 6  # that KenLM reads, as flashlight-text brings it
 UNKNOWN_LOG10 = -10.0  # of a word outside the vocabulary: less than any word inside it
 # Of the unigrams. Measured: of 0 to 0.8, 0.6 gave the least perplexity of conversational sentences that were not
 # in the text (8,072 sentences of text, frequencies of the wordfreq package).
@@ -51,9 +52,10 @@ class NgramModel:
 
     def to_arpa(self) -> str:
         """The model in the ARPA format, logarithms to the base of 10."""
+        orders = [*self.probabilities, *[{}] * (self.order == 1)]  # KenLM reads no file without bigrams: there are 0
         lines = ["\\data\\"]
-        lines += [f"ngram {n}={len(each) + 2 * (n == 1)}" for n, each in enumerate(self.probabilities, 1)]
-        for n, ngrams in enumerate(self.probabilities, 1):
+        lines += [f"ngram {n}={len(each) + 2 * (n == 1)}" for n, each in enumerate(orders, 1)]
+        for n, ngrams in enumerate(orders, 1):
             lines += ["", f"\\{n}-grams:"]
             backoff = self.backoff[n - 1] if n < self.order else {}
             if n == 1:  # the beginning is never predicted
@@ -81,17 +83,19 @@ def train_ngram(
 
     Args:
         sentences: words with one space between two.
-        order: n, 1 or more.
+        order: n, 1 to 6.
         vocabulary: words besides those of the sentences.
         frequencies: how often words are used in the language at large, in any unit; those of the vocabulary count.
         frequency_weight: their share of the unigrams, from 0 to below 1; the rest is the sentences'.
     Raises:
-        ValueError: no sentence has a word, an order below 1, a weight or a frequency out of range.
+        ValueError: no sentence has a word, or a word is one of <s>, </s>, <unk>; an order, a weight or a frequency out
+            of range.
     """
     sentences = [words for words in map(str.split, sentences) if words]
-    _check(sentences, order, frequencies, frequency_weight)
+    words = {word for sentence in sentences for word in sentence} | set(vocabulary)
+    _check(sentences, words, order, frequencies, frequency_weight)
+    words |= {END}
     counts = _kneser_ney_counts(sentences, order)
-    words = {word for (word,) in counts[0]} | set(vocabulary)
     share_of_end = len(sentences) / sum(len(sentence) + 1 for sentence in sentences)
     background = _background(words - {END}, frequencies, share_of_end)
     unigrams, spare = _discounted(counts[0])
@@ -115,12 +119,20 @@ def train_ngram(
     return NgramModel(probabilities, backoff)
 
 
-def _check(sentences: Sequence, order: int, frequencies: Mapping[str, float] | None, frequency_weight: float) -> None:
+def _check(
+    sentences: Sequence, words: set[str], order: int, frequencies: Mapping[str, float] | None, frequency_weight: float
+) -> None:
     problems = []
     if not sentences:
         problems.append("the text holds no word")
-    if order < 1:
-        problems.append(f"the order must be 1 or more, not {order}")
+    reserved = sorted(words & {BEGIN, END, UNKNOWN})
+    if reserved:
+        problems.append(f"{', '.join(reserved)} among the words: the model sets them itself")
+    broken = sorted(word for word in words if word.split() != [word])
+    if broken:
+        problems.append(f"{broken[0]!r} in the vocabulary is not one word")
+    if not 1 <= order <= HIGHEST_ORDER:
+        problems.append(f"the order must be from 1 to {HIGHEST_ORDER}, not {order}")
     if not 0 <= frequency_weight < 1:
         problems.append(f"the weight of the word frequencies must be from 0 to below 1, not {frequency_weight}")
     wrong = [word for word, each in (frequencies or {}).items() if not 0 <= each < math.inf]
@@ -187,8 +199,10 @@ def _nearly_uniform(words: set[str]) -> dict[str, float]:
 
 def _background(words: set[str], frequencies: Mapping[str, float] | None, share_of_end: float) -> dict[str, float]:
     """Probabilities of the words by their frequencies in the language, the sentence's end as often as in the text."""
-    total = sum(frequencies.get(word, 0.0) for word in words) if frequencies else 0.0
-    if not total:
+    numbers = {word: frequencies.get(word, 0.0) for word in words} if frequencies else {}
+    largest = max(numbers.values(), default=0.0)
+    if not largest:
         return {}
-    scaled = {word: (1 - share_of_end) * frequencies.get(word, 0.0) / total for word in words}
-    return scaled | {END: share_of_end}
+    shares = {word: number / largest for word, number in numbers.items()}  # first, since a sum of huge ones is infinite
+    total = math.fsum(shares.values())
+    return {word: (1 - share_of_end) * share / total for word, share in shares.items()} | {END: share_of_end}

@@ -153,10 +153,9 @@ def _ngram_decoder(
         return NgramDecoder(lexicon, settings, options.lm_file), []
     source = ", ".join(map(str, options.lm_text)) or "the train sentences of the data"
     sentences = read_sentences(options.lm_text) if options.lm_text else train_sentences(config)
-    model = build_lm(sentences, lexicon, options.lm_order, options.word_frequencies, source=source)
+    outside = check_vocabulary(sentences, lexicon, source)
+    model = build_lm(sentences, lexicon, options.lm_order, options.word_frequencies)
     model.save(arpa)
-    words = [word for sentence in sentences for word in sentence.split()]
-    outside = sum(word not in lexicon for word in words) / len(words)
     facts |= {
         **{"source": source, "order": options.lm_order, "word_frequencies": options.word_frequencies},
         **{"text_outside_lexicon": outside, "sha256": _sha256(arpa)},

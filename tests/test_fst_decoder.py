@@ -228,7 +228,7 @@ def test_a_const_graph_decodes_the_same(graph, lexicon, tmp_path):
     path = tmp_path / "const.fst"
     kaldifst.StdConstFst(kaldifst.StdVectorFst.read(str(graph[0]))).write(str(path))
     log_probs = emissions(spoken(lexicon, TEXT), noise=1.5)
-    assert FstDecoder(path, graph[1], DecoderConfig()).decode(log_probs) == decoder(graph).decode(log_probs)
+    assert decoder((path, graph[1])).decode(log_probs) == decoder(graph).decode(log_probs)
 
 
 def test_all_holes_of_a_word_table_are_named(graph, tmp_path):

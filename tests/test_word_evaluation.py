@@ -279,7 +279,9 @@ def test_what_cannot_be_used_is_said_before_anything_is_computed(root, monkeypat
 def test_without_train_files_another_text_is_asked_for(root):
     for path in (root / "data").glob("*/data_train.hdf5"):
         path.unlink()
-    with pytest.raises(ValueError, match=r"--lm_text or --lm_file takes another, --lm none goes without"):
+    with pytest.raises(ValueError, match="--lm_text takes another; --lm_file takes a finished model, --lm none goes"):
+        ValueError, match=r"--lm_text takes another; --lm_file takes a finished model, --lm none goes without"
+    ):
         evaluation(root)
 
 
@@ -325,3 +327,20 @@ def test_memory_of_the_store_is_the_files(root):
     assert stored.dtype == np.float32 and stored.shape[1] == 41 and len(trials) == 4
     np.testing.assert_allclose(np.exp(stored).sum(1), 1, rtol=1e-5)
     assert EmissionStore.__len__ and os.path.getsize(root / "out" / "emissions_val.npy") < 41 * 4 * len(stored) + 200
+
+
+def test_a_published_graph_decodes_the_words(root, caplog):
+    pytest.importorskip("kaldi_decoder")
+    import tlg
+
+    lexicon = load_lexicon(LEXICON)
+    arpa = tlg.write_arpa(root / "lm.arpa", SENTENCES, lexicon, order=2)
+    graph, words = tlg.write_tlg(root, arpa, lexicon)[:2]
+    with caplog.at_level(logging.INFO, logger="b2txt"):
+        results = evaluation(root, lm_fst=str(graph), lm_words=str(words), nbest=2)
+    assert results["lm"]["kind"] == "fst" and results["lm"]["source"] == [str(graph), str(words)]
+    assert "word_score and silence_score are not used" in caplog.text
+    texts = [row["predicted_sentence"] for row in rows_of(root / "out" / "predictions_val.csv")]
+    assert any(texts) and {word for text in texts for word in text.split()} <= set(lexicon)
+    tuned = evaluation(root, lm_fst=str(graph), lm_words=str(words), tune_decoder=True)["tuning"]["settings"]
+    assert tuned["word_score"] == 0 and tuned["silence_score"] == -2  # not searched
