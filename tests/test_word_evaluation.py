@@ -280,8 +280,6 @@ def test_without_train_files_another_text_is_asked_for(root):
     for path in (root / "data").glob("*/data_train.hdf5"):
         path.unlink()
     with pytest.raises(ValueError, match="--lm_text takes another; --lm_file takes a finished model, --lm none goes"):
-        ValueError, match=r"--lm_text takes another; --lm_file takes a finished model, --lm none goes without"
-    ):
         evaluation(root)
 
 
