@@ -18,6 +18,7 @@ from evaluate_model_helpers import BLANK, PHONEMES, SILENCE
 from fst_decoder import GRAPH_ORDER, FstDecoder, read_token_order
 from language_model import LanguageModelError, NgramDecoder
 from lexicon import Lexicon
+from ngram import train_ngram
 from synthetic_sentences import draw_sentence, phoneme_labels, vocabulary
 
 HOMOPHONES = {"too": "to", "two": "to", "sea": "see", "sun": "son", "knew": "new", "hour": "our", "no": "know"}
@@ -44,7 +45,9 @@ def lexicon():
 @pytest.fixture(scope="module")
 def arpa(tmp_path_factory, sentences, lexicon):
     text = [*sentences[0], TEXT, "it is two hours", "me too"]
-    return tlg.write_arpa(tmp_path_factory.mktemp("lm") / "lm.arpa", text, lexicon, order=3)
+    path = tmp_path_factory.mktemp("lm") / "lm.arpa"
+    train_ngram(text, 3, lexicon).save(path)
+    return path
 
 
 @pytest.fixture(scope="module")

@@ -332,8 +332,8 @@ def test_a_published_graph_decodes_the_words(root, caplog):
     import tlg
 
     lexicon = load_lexicon(LEXICON)
-    arpa = tlg.write_arpa(root / "lm.arpa", SENTENCES, lexicon, order=2)
-    graph, words = tlg.write_tlg(root, arpa, lexicon)[:2]
+    train_ngram(SENTENCES, 2, lexicon).save(root / "lm.arpa")
+    graph, words = tlg.write_tlg(root, root / "lm.arpa", lexicon)
     with caplog.at_level(logging.INFO, logger="b2txt"):
         results = evaluation(root, lm_fst=str(graph), lm_words=str(words), nbest=2)
     assert results["lm"]["kind"] == "fst" and results["lm"]["source"] == [str(graph), str(words)]

@@ -22,49 +22,6 @@ TOKENS = {index: token for token, index in enumerate(CLASSES, 1)}  # class -> in
 FIRST_DISAMBIGUATION = len(CLASSES) + 1  # the label of #0
 
 
-def write_arpa(path: str | Path, sentences: Iterable[str], vocabulary: Iterable[str], order: int = 3) -> Path:
-    """An ARPA file of the sentences' n-grams by absolute discounting (0.5), mixed with lower orders.
-
-    Every word of the vocabulary, and the end of the sentence, has a unigram.
-    """
-    counts = [Counter() for _ in range(order)]
-    for sentence in sentences:
-        words = ("<s>", *sentence.split(), "</s>")
-        for n in range(1, order + 1):
-            counts[n - 1].update(words[i : i + n] for i in range(len(words) - n + 1))
-    del counts[0][("<s>",)]
-    names = sorted({*vocabulary, "</s>"})
-    total = sum(counts[0].values())
-    probabilities = [{(word,): (counts[0][(word,)] + 1) / (total + len(names)) for word in names}]
-    backoffs = []
-    for table in counts[1:]:
-        totals, types, level = Counter(), Counter(), {}
-        for gram, count in table.items():
-            totals[gram[:-1]] += count
-            types[gram[:-1]] += 1
-        backoffs.append({history: 0.5 * types[history] / totals[history] for history in totals})
-        for gram, count in table.items():
-            history = gram[:-1]
-            level[gram] = (count - 0.5) / totals[history] + backoffs[-1][history] * probabilities[-1][gram[1:]]
-        probabilities.append(level)
-    lines = ["\\data\\"]
-    lines += [f"ngram {n}={len(level) + (n == 1) * 2}" for n, level in enumerate(probabilities, 1)]
-    for n, level in enumerate(probabilities, 1):
-        lines += ["", f"\\{n}-grams:"]
-        if n == 1:
-            lines.append("-10\t<unk>")
-            start = math.log10(backoffs[0][("<s>",)]) if backoffs else 0.0
-            lines.append(f"-99\t<s>\t{start:.6f}")
-        for gram, probability in sorted(level.items()):
-            line = f"{math.log10(probability):.6f}\t{' '.join(gram)}"
-            if n < order and gram in backoffs[n - 1]:
-                line += f"\t{math.log10(backoffs[n - 1][gram]):.6f}"
-            lines.append(line)
-    path = Path(path)
-    path.write_text("\n".join([*lines, "", "\\end\\", ""]), encoding="utf-8")
-    return path
-
-
 def read_arpa(path: str | Path) -> dict[tuple[str, ...], tuple[float, float]]:
     """{n-gram: (log-probability, log back-off)}, natural logarithms."""
     grams = {}
