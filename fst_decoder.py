@@ -25,6 +25,7 @@ import numpy as np
 from config import DecoderConfig
 from evaluate_model_helpers import BLANK, PHONEMES, SILENCE
 from language_model import LanguageModelError
+from machine import available_memory
 from nbest import Hypothesis
 from text_rules import normalize
 
@@ -293,15 +294,6 @@ def check_graph_file(path: str | Path, check_memory: bool = True) -> None:
             f"{path}: has {size / 1e9:.3g} GB and needs about {needed / 1e9:.3g} GB of memory; {free / 1e9:.3g} GB are "
             "free. Take a smaller graph (fewer words, a lower order, pruned), or check_memory=False to try"
         )
-
-
-def available_memory() -> float | None:
-    """Bytes that programs may still take, by Linux; None elsewhere."""
-    try:
-        match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
-    except OSError:
-        return None
-    return int(match[1]) * 1024.0 if match else None
 
 
 def _label_problems(fst: Any, graph: Any, path: str | Path, n_words: int) -> list[str]:

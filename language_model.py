@@ -23,6 +23,7 @@ import numpy as np
 from config import DecoderConfig
 from evaluate_model_helpers import BLANK, PHONEMES, SILENCE
 from lexicon import Lexicon
+from machine import die_with
 from nbest import Hypothesis
 from ngram import UNKNOWN
 
@@ -284,7 +285,7 @@ class DecoderPool:
             global _worker_decoder
             _worker_decoder = decoder
             context = multiprocessing.get_context("fork")
-            self._executor = ProcessPoolExecutor(processes, context, initializer=_ignore_interrupts)
+            self._executor = ProcessPoolExecutor(processes, context, initializer=_begin_worker, initargs=(os.getpid(),))
             with warnings.catch_warnings():  # Python 3.12 warns of forks beside threads; these never run torch
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self._executor.submit(int).result()  # all are started by the first task
@@ -323,7 +324,8 @@ class DecoderPool:
             self._executor.shutdown(cancel_futures=True)
 
 
-def _ignore_interrupts() -> None:
+def _begin_worker(parent: int) -> None:
+    die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the main process, which ends these
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from machine import available_memory
 from training_log import progress_bar
 
 logger = logging.getLogger("b2txt")
@@ -245,11 +246,7 @@ def free_memory(device: torch.device) -> int | None:
     """Bytes that a model may still take on the device; None where that cannot be known."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    return available_memory()
 
 
 def _hub_problem() -> str | None:

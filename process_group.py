@@ -5,8 +5,8 @@ it returns; and each asks the kernel to be killed when this process dies by a si
 """
 
 import contextlib
-import ctypes
 import fcntl
+import functools
 import os
 import pty
 import queue
@@ -18,10 +18,12 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from machine import die_with
 
 # Seconds. From the first failure to the end of all: half a minute where nothing hangs in a driver, else 40 s.
 BY_THEMSELVES_S = 5.0  # after the first failure: an error is worth more than the signal that cuts it off
@@ -31,8 +33,6 @@ KILLED_S = 10.0  # after SIGKILL; one that is still there hangs in a driver
 SHOWN_LINES = 20
 OTHER_ENDED = 3  # a process's exit code where it only ends because another one did
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_LIBC = ctypes.CDLL(None)
 _ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -109,7 +109,7 @@ class _Group:
                 output = log.fileno()
             process = subprocess.Popen(
                 self.command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True, preexec_fn=_dying_with(os.getpid()),
+                start_new_session=True, preexec_fn=functools.partial(die_with, os.getpid()),
             )  # fmt: skip
             self.ranks.append(_Rank(number, process, path))
             if number == 0:
@@ -231,17 +231,6 @@ def _how(code: int) -> str:
 def _signal_name(number: int) -> str:
     names = {known.value: known.name for known in signal.Signals}  # not of every real-time signal
     return names.get(number, f"signal {number}")
-
-
-def _dying_with(parent: int) -> Callable[[], None]:
-    """What a new process does before anything else: ask to be killed when its parent is."""
-
-    def ask() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before
-            os._exit(1)
-
-    return ask
 
 
 def _terminal() -> tuple[int, int]:

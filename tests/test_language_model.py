@@ -4,7 +4,9 @@ import itertools
 import math
 import os
 import signal
+import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -277,6 +279,34 @@ def test_a_killed_process_is_said(decoder, lexicon):
             os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(LanguageModelError, match="--decoder_processes 1"):
             list(pool.decode(noisy_sentences(lexicon, 2)))
+
+
+def test_no_process_outlives_the_one_that_was_killed(tmp_path):
+    script = (
+        "import sys, time; sys.path.insert(0, sys.argv[1])\n"
+        "from config import DecoderConfig; from language_model import DecoderPool, NgramDecoder\n"
+        "from lexicon import Lexicon\n"
+        "pool = DecoderPool(NgramDecoder(Lexicon({'a': [(3,)]}), DecoderConfig()), 2)\n"
+        "print(*pool._executor._processes, flush=True); time.sleep(60)\n"
+    )
+    root = os.path.dirname(language_model.__file__)
+    process = subprocess.Popen([sys.executable, "-c", script, root], stdout=subprocess.PIPE, text=True)
+    workers = [int(number) for number in process.stdout.readline().split()]
+    assert len(workers) == 2
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 10
+    while any(_alive(number) for number in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _alive(number: int) -> bool:
+    try:
+        with open(f"/proc/{number}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 # ---- what cannot be used ----
