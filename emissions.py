@@ -27,6 +27,8 @@ class EmissionStore:
         split: 'val' or 'test'.
         lengths: frames of each trial.
         key: whatever the emissions depend on; files with another key are replaced.
+    Attributes:
+        key: the same, and the lengths.
     """
 
     def __init__(self, directory: str | Path, split: str, lengths: Sequence[int], key: dict[str, Any]):
@@ -34,7 +36,8 @@ class EmissionStore:
         self._starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         key_path = self._array_path.with_suffix(".json")
         frames = hashlib.sha256(json.dumps(self._starts.tolist()).encode()).hexdigest()  # not their number alone
-        text = json.dumps({**key, "frames_sha256": frames}, indent=2, sort_keys=True) + "\n"
+        self.key = {**key, "frames_sha256": frames}
+        text = json.dumps(self.key, indent=2, sort_keys=True) + "\n"
         shape = (int(self._starts[-1]), len(PHONEMES))
         if not self._holds(key_path, text, shape):
             key_path.unlink(missing_ok=True)  # first, so that no kill leaves a key beside another key's emissions

@@ -44,13 +44,16 @@ from evaluate_model_helpers import (
 from evaluation_report import error_rates, format_results
 from html_report import write_report
 from inference import batch_logits
+from language_model import DecoderPool
 from rnn_model import build_model
+from run_directory import EVALUATION_LOCK, hold_directory, release_directory
 from text_rules import normalize
 from training_log import log_to_terminal, progress_bar
 from word_evaluation import (
     LANGUAGE_MODELS,
     TUNED,
     WordOptions,
+    Words,
     decode_words,
     decoding_key,
     greedy_phonemes,
@@ -102,50 +105,63 @@ def evaluation(
     if eval_type not in EVAL_TYPES:
         raise ValueError(f"eval_type is 'val' or 'test', not {eval_type!r}")
     options = word_options or WordOptions()
-    options.check()
+    options.check(eval_type)
     given = load_config(config_path or DEFAULT_CONFIG) if config_path or model_path is None else None
     checkpoint_path, run_dir = _find_model(model_path, given, data_dir, eval_type)
     directory = check_writable(output_dir or run_dir)
-    description = read_description(csv_path) if csv_path else None
-    checkpoint = load_checkpoint(checkpoint_path)
-    config = evaluation_config(checkpoint, given, data_dir, batch_size)
-    trials, undecodable, notes = list_trials(config, eval_type)
-    split = _Split(trials, undecodable, eval_type == "val", description)
-    words = make_words(options, config, split.references, directory, eval_type)
-
-    with make_pool(words, options, len(trials)) as pool:  # forks: before a device is touched
-        emissions, key = _emissions(checkpoint, checkpoint_path, config, split, directory, device, mixed_precision)
+    hold_directory(directory, EVALUATION_LOCK)
+    try:
+        description = read_description(csv_path) if csv_path else None
+        checkpoint = load_checkpoint(checkpoint_path)
+        config = evaluation_config(checkpoint, given, data_dir, batch_size)
+        trials, undecodable, notes = list_trials(config, eval_type)
+        split = _Split(eval_type, trials, undecodable, description)
+        words = make_words(options, config, split.references, directory, eval_type)
         results = {"eval_type": eval_type, "checkpoint": str(checkpoint_path), "step": checkpoint["step"]}
         results |= {"n_trials": len(trials)} | notes
-        phonemes = greedy_phonemes(emissions)
-        lexicon_only = [words.nearest.sentence(ids) for ids in phonemes]
-        files, texts = [], None
-        if pool is not None:
-            if options.tune_decoder:
-                results["tuning"] = tune_decoder(pool, emissions, split.references, directory / TUNED)
-                files.append(directory / TUNED)
-            files.append(directory / f"nbest_{eval_type}.jsonl")
-            key = decoding_key(key, words)
-            texts = decode_words(pool, emissions, split.places, split.references, files[-1], key)
+        with make_pool(words, options, len(trials)) as pool:  # forks: before a device is touched
+            emissions = _emissions(checkpoint, checkpoint_path, config, split, directory, device, mixed_precision)
+            return _decode_and_write(results, emissions, split, words, pool, options.tune_decoder, directory)
+    finally:
+        release_directory(directory, EVALUATION_LOCK)
 
-    rows = prediction_rows(
-        split.places, phonemes, split.truths, split.corpora, lexicon_only if texts is None else texts, split.references
-    )
-    files.append(directory / f"predictions_{eval_type}.csv")
-    write_predictions(files[-1], rows, len(trials))
-    if eval_type == "val":
+
+def _decode_and_write(
+    results: dict[str, Any],
+    emissions: EmissionStore,
+    split: "_Split",
+    words: Words,
+    pool: DecoderPool | None,
+    tune: bool,
+    directory: Path,
+) -> dict[str, Any]:
+    """Phonemes, sentences and the files; returns the results, added to those given."""
+    results |= {"lm": words.facts}
+    phonemes = greedy_phonemes(emissions)
+    lexicon_only = [words.nearest.sentence(ids) for ids in phonemes]
+    files, texts = [], lexicon_only
+    if pool is not None:
+        if tune:
+            results["tuning"] = tune_decoder(pool, emissions, split.references, directory / TUNED)
+            files.append(directory / TUNED)
+        files.append(directory / f"nbest_{split.name}.jsonl")
+        key = decoding_key(emissions.key, words)
+        texts = decode_words(pool, emissions, split.places, split.references, files[-1], key)
+
+    rows = prediction_rows(split.places, phonemes, split.truths, split.corpora, texts, split.references)
+    files.append(directory / f"predictions_{split.name}.csv")
+    write_predictions(files[-1], rows, len(split.trials))
+    if split.name == "val":
         groups = {"session": split.sessions} | ({"corpus": split.corpora} if split.corpora else {})
         results |= error_rates(split.truths, phonemes, groups)
-        results |= word_results(split.references, lexicon_only, texts, words, groups)
+        results |= word_results(split.references, lexicon_only, None if pool is None else texts, words, groups)
         files.append(directory / "evaluation_val.json")
         write_text_atomically(files[-1], json.dumps(results, indent=2, allow_nan=False) + "\n")
         files.append(directory / "report_val.html")
         write_report(files[-1], results, rows)  # last: if it fails, the results are on the disk
     else:
         files.append(directory / "submission_test.csv")
-        chosen = lexicon_only if texts is None else texts
-        write_submission(files[-1], rows, [text or words.likeliest_word for text in chosen])
-        results["lm"] = words.facts
+        write_submission(files[-1], rows, [text or words.likeliest_word for text in texts])
     return results | {"files": [str(path) for path in files]}
 
 
@@ -287,8 +303,9 @@ def list_trials(config: Config, eval_type: str) -> tuple[list[Trial], set[Trial]
 class _Split:
     """The trials of a split, in the submission's order, and what is known of each."""
 
-    def __init__(self, trials: list[Trial], undecodable: set[Trial], labelled: bool, description: dict | None):
-        self.trials, self.undecodable = trials, undecodable
+    def __init__(self, name: str, trials: list[Trial], undecodable: set[Trial], description: dict | None):
+        self.name, self.trials, self.undecodable = name, trials, undecodable
+        labelled = name == "val"
         self.sessions = [trial.session for trial in trials]
         self.places = [(trial.session, trial.block_num, trial.trial_num) for trial in trials]
         self.truths = [trial.labels for trial in trials] if labelled else None
@@ -368,8 +385,8 @@ def _emissions(
     directory: Path,
     device: str | None,
     mixed_precision: bool,
-) -> tuple[EmissionStore, dict[str, Any]]:
-    """Log-probabilities of every trial, those computed before read from the disk; and what they depend on."""
+) -> EmissionStore:
+    """Log-probabilities of every trial; those computed before are on the disk."""
     backend = Backend(
         device, use_amp=config.use_amp and mixed_precision, gpu_number=config.gpu_number, use_tpu=config.use_tpu
     )
@@ -381,10 +398,10 @@ def _emissions(
         0 if trial in split.undecodable else output_lengths(trial.n_time_steps, size, stride) for trial in split.trials
     ]
     key = emission_key(checkpoint_path, checkpoint["step"], split.trials, backend.description)
-    store = EmissionStore(directory, split.trials[0].split, lengths, key)
+    store = EmissionStore(directory, split.name, lengths, key)
     missing = store.missing()
     if not missing:
-        return store, key
+        return store
     if len(missing) < len(store):
         logger.info("%d of %d trials have their emissions already", len(store) - len(missing), len(store))
     model = restore_model(checkpoint, config, checkpoint_path).to(backend.device)
@@ -394,7 +411,7 @@ def _emissions(
             store[missing[index]] = logits.float().log_softmax(-1).numpy()
             progress.update()
     store.flush()
-    return store, key
+    return store
 
 
 # ---- command ----

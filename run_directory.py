@@ -18,6 +18,8 @@ _held: dict[Path, TextIO] = {}  # lock files of this process; to close one is to
 LAUNCH_LOGS = "launch_logs"  # of launch_tpu_training.py, which writes there before the run begins
 PROFILE = "profile"  # traces of steps
 LOCK = ".in_use"  # held by the process that trains into the directory; it holds that process's number
+EVALUATION_LOCK = ".evaluating"  # by one that evaluates into it, which a training need not hinder
+_DOES = {LOCK: "trains into", EVALUATION_LOCK: "evaluates into"}
 RUN_ENTRIES = ("tensorboard", "training_log", PROFILE, LAUNCH_LOGS)
 CHECKPOINT_PATTERNS = (
     *("args.yaml", "best_checkpoint", "last_checkpoint", "*checkpoint_batch_*", ".*checkpoint.tmp"),
@@ -71,7 +73,7 @@ def _entries(output_dir: Path) -> list[str]:
     """What is in it, sorted, but for the logs of a launch: those of the one that starts this run are there already."""
     if not output_dir.is_dir():
         return []
-    return sorted(path.name for path in output_dir.iterdir() if path.name not in (LAUNCH_LOGS, LOCK))
+    return sorted(path.name for path in output_dir.iterdir() if path.name not in (LAUNCH_LOGS, *_DOES))
 
 
 def check_not_in_use(output_dir: Path) -> None:
@@ -87,13 +89,15 @@ def check_not_in_use(output_dir: Path) -> None:
         _lock(file)
 
 
-def hold_directory(output_dir: str | Path) -> None:
+def hold_directory(output_dir: str | Path, lock: str = LOCK) -> None:
     """Make a directory this process's own until `release_directory` or its end; the directory must be there.
 
+    Args:
+        lock: LOCK to train, EVALUATION_LOCK to evaluate.
     Raises:
         FileExistsError: naming the process that has it.
     """
-    path = Path(output_dir).resolve() / LOCK
+    path = Path(output_dir).resolve() / lock
     if path in _held:
         return
     file = open(path, "a+")  # noqa: SIM115  closing it would give up the hold
@@ -108,9 +112,9 @@ def hold_directory(output_dir: str | Path) -> None:
     _held[path] = file
 
 
-def release_directory(output_dir: str | Path) -> None:
+def release_directory(output_dir: str | Path, lock: str = LOCK) -> None:
     """Give up what `hold_directory` took, so that another process may go on with the run."""
-    file = _held.pop(Path(output_dir).resolve() / LOCK, None)
+    file = _held.pop(Path(output_dir).resolve() / lock, None)
     if file is not None:
         file.close()
 
@@ -121,8 +125,8 @@ def _lock(file: TextIO) -> None:
     except (BlockingIOError, PermissionError) as error:
         file.seek(0)
         raise FileExistsError(
-            f"{Path(file.name).parent}: process {file.read().strip()} trains into this directory; wait for it, or "
-            "choose another --output_dir"
+            f"{Path(file.name).parent}: process {file.read().strip()} {_DOES[Path(file.name).name]} this directory; "
+            "wait for it, or choose another --output_dir"
         ) from error
     except OSError:  # a file system without locks
         logger.warning("%s: cannot be locked; see that no other run writes there", Path(file.name).parent)

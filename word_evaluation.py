@@ -53,12 +53,16 @@ class WordOptions:
         """--lm, which --lm_fst implies."""
         return "fst" if self.lm_fst is not None else self.lm
 
-    def check(self) -> None:
+    def check(self, split: str) -> None:
         """
+        Args:
+            split: 'val' or 'test'.
         Raises:
             ValueError: listing the options that do not go together.
         """
         problems = []
+        if self.tune_decoder and split != "val":
+            problems.append("--tune_decoder needs val's true sentences; test takes its file with --decoder_config")
         if self.lm not in LANGUAGE_MODELS:
             problems.append(f"--lm is one of {', '.join(LANGUAGE_MODELS)}, not {self.lm!r}")
         if (self.lm_fst is None) != (self.lm_words is None):
@@ -283,7 +287,6 @@ def word_results(
         groups: session and, where known, corpus of each trial.
     """
     results = word_error_rates(count_word_errors(references, lexicon_only), "_lexicon_only")
-    results["lm"] = dict(words.facts)
     if decoded is None:
         return results
     errors = count_word_errors(references, decoded)

@@ -33,7 +33,7 @@ LIKE = (  # groups within which a decoder confuses phonemes most
     *("P B T D K G", "F V TH DH S Z SH ZH CH JH", "M N NG L R W Y HH"),
     *("AA AE AH AO EH IH UH", "IY EY AY OY AW OW UW ER"),
 )
-SUBSTITUTED, DELETED, INSERTED = 0.055, 0.03, 0.02  # of the labels; about 10% PER together
+SUBSTITUTED, DELETED, INSERTED = 0.065, 0.035, 0.025  # of the labels; about 10% PER together
 N_WORDS, N_FOLLOWERS, FOLLOWS = 20_000, 40, 0.7  # of the language
 LEAST_RATE, MOST_LOSS, MOST_MEMORY = 20, 0.003, 1.0
 

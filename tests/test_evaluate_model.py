@@ -33,6 +33,7 @@ from ctc import greedy_collapse, output_lengths
 from data_augmentations import transform_data
 from evaluate_model import compute_logits, list_trials, load_model
 from lexicon import load_lexicon
+from run_directory import EVALUATION_LOCK
 from word_evaluation import WordOptions, greedy_phonemes
 
 ROOT = Path(evaluate_model.__file__).parent
@@ -301,7 +302,7 @@ def test_a_full_disk_is_said_without_a_traceback(root, monkeypatch, capsys):
     monkeypatch.setattr("evaluate_model_helpers.os.fsync", full)
     assert evaluate_model.main([*NO_LM, "--model_path", str(root / "run")]) == 2
     assert "No space left on device" in capsys.readouterr().err
-    assert not list((root / "run").glob("*val*")) and not list((root / "run").glob(".*"))
+    assert {path.name for path in (root / "run").iterdir()} == {"checkpoint", EVALUATION_LOCK}
 
 
 def test_mixed_precision_is_asked_for_by_the_configuration_and_can_be_disabled(root, monkeypatch):

@@ -21,6 +21,10 @@ The number in a test's name is the case's. Faults of other parts are tested besi
     39, 40 starting on a TPU                test_launch_tpu_training
     41 collapse before removing blanks      test_ctc: repeats
     42 edits are summed                     test_evaluate_model_helpers
+    43 another order of the tokens          test_language_model, test_fst_decoder: token orders
+    44 no language model, no memory         test_word_evaluation: nothing_waits; test_fst_decoder: memory
+    45 capitals, another language           test_word_evaluation, test_language_model, test_build_lm
+    46, 47 the submission                   test_word_evaluation, test_evaluate_model_helpers
 """
 
 import h5py

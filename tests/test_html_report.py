@@ -44,6 +44,7 @@ def evaluated(trials=TRIALS, lm="ngram", corpora=None, seen=()):
     results = {"eval_type": "val", "checkpoint": "run/best_checkpoint", "step": 70, "n_trials": len(trials)}
     results |= {"counted_as_deletions": [], "left_out_by_bad_trials_dict": []}
     results |= error_rates(truths, decoded, groups)
+    results |= {"lm": words.facts}
     results |= word_results(references, texts, None if lm == "none" else texts, words, groups)
     places = [(session, 1, i) for i, session in enumerate(sessions)]
     return results, prediction_rows(places, decoded, truths, corpora, texts, references)

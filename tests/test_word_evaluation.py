@@ -4,6 +4,8 @@ import csv
 import json
 import logging
 import os
+import subprocess
+import sys
 from dataclasses import fields
 
 import numpy as np
@@ -274,6 +276,27 @@ def test_what_cannot_be_used_is_said_before_anything_is_computed(root, monkeypat
     }
     with pytest.raises(ValueError, match=rf"(?s){said}"):
         evaluation(root, **options)
+
+
+def test_the_test_split_has_nothing_to_tune_on(root):
+    with pytest.raises(ValueError, match="--tune_decoder needs val's true sentences"):
+        evaluation(root, "test", tune_decoder=True)
+
+
+def test_two_evaluations_do_not_write_into_one_directory(root):
+    script = (
+        "import sys, time; sys.path.insert(0, sys.argv[1]); import run_directory\n"
+        "run_directory.hold_directory(sys.argv[2], run_directory.EVALUATION_LOCK); print('held', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    (root / "out").mkdir()
+    command = [sys.executable, "-c", script, os.path.dirname(evaluate_model.__file__), str(root / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(OSError, match=rf"process {other.pid} .* evaluates into this directory"):
+            evaluation(root)
+        other.kill()
+    assert evaluation(root)["n_trials"] == evaluation(root)["n_trials"] == 5
 
 
 def test_without_train_files_another_text_is_asked_for(root):
