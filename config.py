@@ -121,7 +121,7 @@ class DatasetConfig(Section):
 @dataclass
 class DecoderConfig(Section):
     beam_size: Count = 100
-    beam_threshold: Positive = 40.0
+    beam_threshold: Positive = 25.0
     lm_weight: NotNegative = 1.2
     word_score: float = 0.0
     silence_score: float = -2.0
