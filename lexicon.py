@@ -49,8 +49,9 @@ class Lexicon(Mapping[str, tuple[Pronunciation, ...]]):
     def __init__(self, entries: Mapping[str, Iterable[Pronunciation]]):
         merged: dict[str, dict[Pronunciation, None]] = {}
         self.left_out: list[str] = []
-        for word, pronunciations in entries.items():
-            normal = normalize(word)
+        spelled = [(normalize(word), word, pronunciations) for word, pronunciations in entries.items()]
+        # Those written otherwise come last: CMUdict has "a.s" and "i.s" before "as" and "is".
+        for normal, word, pronunciations in sorted(spelled, key=lambda entry: entry[0] != entry[1]):
             if normal and " " not in normal:
                 merged.setdefault(normal, {}).update(dict.fromkeys(pronunciations))
             else:

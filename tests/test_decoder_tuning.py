@@ -9,7 +9,7 @@ import pytest
 
 import decoder_tuning
 from config import DecoderConfig, load_decoder_settings
-from decoder_tuning import RANGES, _cross_validated, tune_decoder
+from decoder_tuning import RANGES, _choose, _cross_validated, tune_decoder
 from evaluate_model_helpers import ErrorCount
 from nbest import Hypothesis
 
@@ -58,9 +58,9 @@ def test_the_settings_to_beat_are_tried_first_and_all_others_stay_in_their_range
     before = pool.settings.copy()
     tune_decoder(pool, trials(1.0), [RIGHT], tmp_path / "tuned.yaml", n_searches=8)
     settings = [each for each, _ in pool.asked]
-    assert len(settings) == 9 and settings[0] == before
+    assert len(settings) >= 9 and settings[0] == before  # after the search come means of the best
     assert settings[1].lm_weight == 5.0 and settings[1].word_score == -4.0  # the same, within the ranges
-    for each in settings[1:]:
+    for each in settings[1:9]:
         assert all(low <= each[name] <= high for name, (low, high) in RANGES.items()) and each.n_best == 1
         assert (each.beam_size, each.acoustic_scale) == (before.beam_size, before.acoustic_scale)
 
@@ -148,3 +148,30 @@ def test_tuning_flatters_and_the_cross_validation_does_not(tmp_path):
     facts = tune_decoder(pool, trials(1.0, 3.0), [RIGHT] * 2, tmp_path / "tuned.yaml", n_searches=30)
     assert facts["wer_after"] <= 0.4 < facts["wer_cross_validated"]
     assert decoder_tuning.N_SEARCHES == 60
+
+
+# ---- the mean of the best by hand
+
+
+def test_the_mean_of_the_best_is_taken_where_it_is_no_worse_than_each_of_them():
+    tried = [counts(9), *(counts(n) for n in (5, 3, 8, 2, 4, 6))]
+    asked = []
+
+    def mean_of(edits):
+        return lambda numbers: asked.append(list(numbers)) or counts(edits)
+
+    for edits, taken in ((0, 0), (6, 6), (7, 2)):  # 6 edits has the worst of the five best
+        assert _choose(tried, slice(None), mean_of(edits)) == counts(taken)
+    assert asked == [[4, 2, 5, 1, 6]] * 3
+    assert _choose(tried, slice(None), None) == counts(2)
+    assert _choose([counts(2), *tried], slice(None), mean_of(0)) == counts(2)  # nothing beats those before
+    assert _choose([counts(3), *tried[3:]], slice(None), mean_of(4)) == counts(2)  # worse than those before
+
+
+def test_the_mean_of_the_best_is_found_written_and_used(tmp_path):
+    pool = StandInPool(lm_weight=4.5)
+    facts = tune_decoder(pool, trials(1.0, 1.0), [RIGHT] * 2, tmp_path / "tuned.yaml", n_searches=25)
+    searched = [settings for settings, _ in pool.asked[1:26]]
+    right = [settings.lm_weight for settings in searched if abs(settings.lm_weight - 1) < 0.5]
+    assert len(right) > 5 and pool.settings.lm_weight == pytest.approx(sum(right[:5]) / 5, abs=1e-4)
+    assert facts["wer_after"] == 0
