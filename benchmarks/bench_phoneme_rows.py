@@ -17,10 +17,7 @@ of them; the odd rows have no part in any choice, and are decoded once, at the e
 import argparse
 import csv
 import io
-<<<<<<< HEAD
-=======
 import itertools
->>>>>>> 091dc31a4c6de263b33aa7edfb30056a9499f602
 import json
 import math
 import sys
@@ -105,14 +102,6 @@ def read_rows(path: str | Path) -> list[Row]:
     rows, problems = [], []
     for row in reader:
         try:
-<<<<<<< HEAD
-            true, predicted = (text_to_phonemes(row[columns[name]] or "") for name in list(columns)[:2])
-            if BLANK in true + predicted:
-                raise ValueError(f"{PHONEMES[BLANK]} is no phoneme of a sentence")
-            sentence = normalize(row[columns["true_sentence"]] or "")
-            errors = ErrorCount(int(row[own[0]]), int(row[own[1]]), 1) if own else None
-        except (ValueError, TypeError) as error:  # TypeError: a line that ends too early
-=======
             if None in row.values() or None in row:
                 raise ValueError(f"has not the {len(found)} values of the first line")
             true, predicted = (text_to_phonemes(row[columns[name]]) for name in list(columns)[:2])
@@ -121,7 +110,6 @@ def read_rows(path: str | Path) -> list[Row]:
             sentence = normalize(row[columns["true_sentence"]])
             errors = ErrorCount(int(row[own[0]]), int(row[own[1]]), 1) if own else None
         except ValueError as error:
->>>>>>> 091dc31a4c6de263b33aa7edfb30056a9499f602
             problems.append(f"line {reader.line_num}: {error}")
             continue
         if sentence:
@@ -140,22 +128,6 @@ def read_rows(path: str | Path) -> list[Row]:
 def likeness() -> np.ndarray:
     """(C, C) how readily one class is taken for another, 0 for itself, any unit: by place, manner and voice of
     consonants; vowels are like vowels; hardly anything is like the silence."""
-<<<<<<< HEAD
-    kinds = [
-        [next((k for k, each in enumerate(way) if name in each.split()), None) for name in PHONEMES]
-        for way in CONSONANTS
-    ]
-    place, manner, voice = kinds
-    like = np.full((len(PHONEMES), len(PHONEMES)), 0.3)
-    sounds = [index for index in range(len(PHONEMES)) if index not in (BLANK, SILENCE)]
-    for a in sounds:
-        for b in sounds:
-            if place[a] is None and place[b] is None:
-                like[a, b] = 6.0
-            elif place[a] is not None and place[b] is not None:
-                same = 4 ** (place[a] == place[b]) * 4 ** (manner[a] == manner[b]) * 2 ** (voice[a] == voice[b])
-                like[a, b] = float(same)
-=======
     place, manner, voice = (
         [next((kind for kind, names in enumerate(way) if name in names.split()), None) for name in PHONEMES]
         for way in CONSONANTS
@@ -166,7 +138,6 @@ def likeness() -> np.ndarray:
             like[a, b] = 6
         elif place[a] is not None and place[b] is not None:
             like[a, b] = 4 ** (place[a] == place[b]) * 4 ** (manner[a] == manner[b]) * 2 ** (voice[a] == voice[b])
->>>>>>> 091dc31a4c6de263b33aa7edfb30056a9499f602
     like[BLANK] = like[:, BLANK] = 1.0
     np.fill_diagonal(like, 0.0)
     return like
@@ -202,15 +173,6 @@ def emissions(predicted: Sequence[int], spread: np.ndarray) -> np.ndarray:
 
 def all_emissions(rows: Sequence[Row], by_confusions: bool) -> list[np.ndarray]:
     """Emissions of each row; confusions are those of the even rows, for an even row those of the other folds."""
-<<<<<<< HEAD
-    n = len(PHONEMES)
-    even = rows[::2]
-    if not by_confusions:
-        spreads = [(1 - np.eye(n)) / (n - 1)] * (FOLDS + 1)
-    else:
-        others = [[row for i, row in enumerate(even) if i % FOLDS != fold] for fold in range(FOLDS)]
-        spreads = [spread_by_confusions(each) for each in [*others, even]]
-=======
     even = rows[::2]
     if by_confusions:
         others = [[row for i, row in enumerate(even) if i % FOLDS != fold] for fold in range(FOLDS)]
@@ -218,7 +180,6 @@ def all_emissions(rows: Sequence[Row], by_confusions: bool) -> list[np.ndarray]:
     else:
         n = len(PHONEMES)
         spreads = [(1 - np.eye(n)) / (n - 1)] * (FOLDS + 1)
->>>>>>> 091dc31a4c6de263b33aa7edfb30056a9499f602
     fold = [(i // 2) % FOLDS if i % 2 == 0 else FOLDS for i in range(len(rows))]
     return [emissions(row.predicted, spreads[k]) for row, k in zip(rows, fold, strict=True)]
 
@@ -226,11 +187,7 @@ def all_emissions(rows: Sequence[Row], by_confusions: bool) -> list[np.ndarray]:
 # ---- the measurement ----
 
 
-<<<<<<< HEAD
-def make_decoder(text: Sequence[str], folder: Path) -> NgramDecoder:
-=======
 def make_decoder(text: Sequence[str], folder: Path, beam_size: int) -> NgramDecoder:
->>>>>>> 091dc31a4c6de263b33aa7edfb30056a9499f602
     """Of the text's words and the most frequent English ones, the first pronunciation of each; a 3-gram of the text."""
     lexicon = load_lexicon()
     check_vocabulary(text, lexicon, "the text")
@@ -240,44 +197,19 @@ def make_decoder(text: Sequence[str], folder: Path, beam_size: int) -> NgramDeco
     lexicon = Lexicon({word: each[:1] for word, each in lexicon.items() if word in words})
     model = train_ngram(text, 3, lexicon, frequencies, FREQUENCY_WEIGHT)
     model.save(folder / "lm.arpa")
-<<<<<<< HEAD
-    settings = DecoderConfig(beam_size=BEAM_SIZE, beam_threshold=BEAM_THRESHOLD)
-=======
     settings = DecoderConfig(beam_size=beam_size, beam_threshold=BEAM_THRESHOLD)
->>>>>>> 091dc31a4c6de263b33aa7edfb30056a9499f602
     decoder = NgramDecoder(lexicon, settings, folder / "lm.arpa")
     grams = ", ".join(f"{len(each)} {n}-grams" for n, each in enumerate(model.probabilities, 1))
     print(f"{len(lexicon)} words, {len(decoder.lost)} of them lost to homophones; {grams}")
     return decoder
 
 
-<<<<<<< HEAD
-def rates(counts: Sequence[ErrorCount]) -> dict:
-    """WER, its 95% interval (fractions, null where there is no word) and the numbers behind them."""
-    total = sum_errors(counts)
-    return {
-        "wer": json_rate(total.rate),
-        "interval": bootstrap_interval(counts),
-        "edits": total.edits,
-        "n_words": total.length,
-        "n_rows": total.n_trials,
-    }
-
-
-def show(name: str, figures: dict) -> None:
-    if figures["interval"] is None:
-        print(f"  {name:<24} no row")
-    else:
-        low, high = figures["interval"]
-        print(f"  {name:<24} {figures['wer']:6.2%}  [{low:.2%}, {high:.2%}]  {figures['n_rows']} rows")
-=======
 def rates(name: str, counts: Sequence[ErrorCount]) -> dict:
     """WER and its 95% interval (fractions, null where there is no word), shown and returned."""
     total, interval = sum_errors(counts), bootstrap_interval(counts)
     if interval is not None:
         print(f"  {name:<24} {total.rate:6.2%}  [{interval[0]:.2%}, {interval[1]:.2%}]  {total.n_trials} rows")
     return {"wer": json_rate(total.rate), "interval": interval, "edits": total.edits, "n_words": total.length}
->>>>>>> 091dc31a4c6de263b33aa7edfb30056a9499f602
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict:
@@ -285,11 +217,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict:
     rows, text = read_rows(options.rows), read_sentences([options.text])
     per = sum_errors(count_errors(row.true, row.predicted) for row in rows).rate
     print(f"{len(rows)} rows, PER {per:.2%}; {len(text)} sentences of text")
-<<<<<<< HEAD
-    decoder = make_decoder(text, folder)
-=======
     decoder = make_decoder(text, folder, options.beam_size)
->>>>>>> 091dc31a4c6de263b33aa7edfb30056a9499f602
     known = set(text)
     new = [row.sentence not in known for row in rows]
     unseen = [row.sentence for row, is_new in zip(rows, new, strict=True) if is_new]
@@ -325,12 +253,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict:
         for part, step in (("even", slice(0, None, 2)), ("odd", slice(1, None, 2)), ("all", slice(None))):
             only_new = [count for count, is_new in zip(errors[step], new[step], strict=True) if is_new]
             for name, each in ((part, errors[step]), (f"{part}, not in the text", only_new)):
-<<<<<<< HEAD
-                figures["wer"][title][name] = rates(each)
-                show(name, figures["wer"][title][name])
-=======
                 figures["wer"][title][name] = rates(name, each)
->>>>>>> 091dc31a4c6de263b33aa7edfb30056a9499f602
     return figures
 
 
@@ -341,10 +264,7 @@ def main() -> int:
     parser.add_argument("--rows", required=True, help="CSV file of true and predicted phonemes")
     parser.add_argument("--text", required=True, help="sentences that the 3-gram is trained on, one a line")
     parser.add_argument("--spread", choices=("uniform", "confusions"), default="confusions")
-<<<<<<< HEAD
-=======
     parser.add_argument("--beam_size", type=int, default=BEAM_SIZE, help=f"hypotheses kept a frame ({BEAM_SIZE})")
->>>>>>> 091dc31a4c6de263b33aa7edfb30056a9499f602
     parser.add_argument("--searches", type=int, default=N_SEARCHES, help=f"settings to try ({N_SEARCHES})")
     parser.add_argument("--seed", type=int, default=0, help="of the search (0)")
     parser.add_argument("--json", help="write the figures there")
