@@ -118,6 +118,8 @@ def tune_decoder(
         *(100 * facts[name] for name in ("wer_before", "wer_after", "wer_cross_validated")),
         ", ".join(f"{name} {best[name]:g}" for name in ranges),
     )
+    if facts["wer_cross_validated"] >= facts["wer_before"]:
+        logger.warning("on trials that had no part in the choice the settings before were as good: keep those")
     pool.settings = best
     return facts
 

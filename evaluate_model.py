@@ -402,8 +402,9 @@ def _emissions(
     missing = store.missing()
     if not missing:
         return store
-    if len(missing) < len(store):
-        logger.info("%d of %d trials have their emissions already", len(store) - len(missing), len(store))
+    n_there = sum(length > 0 for length in lengths) - len(missing)
+    if n_there:
+        logger.info("%d of %d trials have their emissions already", n_there, len(store))
     model = restore_model(checkpoint, config, checkpoint_path).to(backend.device)
     config.dataset.batch_size = min(config.dataset.batch_size, len(missing))
     with progress_bar(len(missing), 0, "trial", "Emissions") as progress:

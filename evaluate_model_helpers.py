@@ -275,7 +275,8 @@ def prediction_rows(
         decoded: phoneme classes of each trial.
         truths: true phoneme classes, for the columns of truth and errors.
         corpora: of each trial, for that column.
-        texts, references: decoded and true sentences, for theirs.
+        texts, references: decoded and true sentences, for theirs; where a true sentence is '', as nothing is known,
+            so are its errors.
     """
     rows = []
     for index, ((session, block, trial), ids) in enumerate(zip(places, decoded, strict=True)):
@@ -288,12 +289,12 @@ def prediction_rows(
         if truths is not None:
             row |= {"edits": edit_distance(truths[index], ids), "n_phonemes": len(truths[index])}
         if texts is not None:
-            true, words = (references[index].split() if references is not None else None), texts[index].split()
-            if true is not None:
+            if references is not None:
                 row["true_sentence"] = references[index]
             row["predicted_sentence"] = texts[index]
-            if true is not None:
-                row |= {"word_edits": edit_distance(true, words), "n_words": len(true)}
+            if references is not None:
+                true, words = references[index].split(), texts[index].split()
+                row |= {"word_edits": edit_distance(true, words) if true else "", "n_words": len(true) or ""}
         rows.append(row)
     return rows
 
@@ -367,7 +368,9 @@ def submission_problems(path: str | Path, n_trials: int) -> list[str]:
             reader = csv.reader(file, strict=True)
             header = next(reader, [])
             rows = [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
+        return [f"cannot be read: {error.strerror}"]
+    except (UnicodeDecodeError, csv.Error) as error:
         return [f"cannot be read as a CSV file in UTF-8: {error}"]
     if header != list(SUBMISSION_COLUMNS):
         return [f"the first line must be {','.join(SUBMISSION_COLUMNS)}, not {','.join(header)[:60]!r}"]
@@ -375,7 +378,8 @@ def submission_problems(path: str | Path, n_trials: int) -> list[str]:
     seen: dict[str, int] = {}
     for expected, (number, row) in enumerate(rows):
         if len(row) != len(SUBMISSION_COLUMNS):
-            problems.append(f"line {number}: {len(row)} fields; a text that holds a comma stands in quotes")
+            reason = f"{len(row)} fields; a text that holds a comma stands in quotes" if row else "is empty"
+            problems.append(f"line {number}: {reason}")
             continue
         identifier, text = row
         if identifier in seen:
@@ -383,12 +387,12 @@ def submission_problems(path: str | Path, n_trials: int) -> list[str]:
         elif identifier != str(expected):
             problems.append(f"line {number}: id {identifier!r} where {expected} is due; ids count from 0")
         seen.setdefault(identifier, number)
-        if not text.strip():
-            problems.append(f"line {number}: no text")
+        if not any(letter.isalnum() for letter in text):
+            problems.append(f"line {number}: no word in the text {text[:40]!r}")
         elif text in READ_AS_MISSING:
             problems.append(f"line {number}: pandas reads {text!r} as a missing value; write a space after it")
-        elif len(text.splitlines()) > 1:
-            problems.append(f"line {number}: a line break in the text")
+        elif "\0" in text or len((text + "x").splitlines()) > 1:
+            problems.append(f"line {number}: a line break or a NUL byte in the text")
     return problems
 
 

@@ -69,12 +69,17 @@ def word_table(results: Mapping[str, Any]) -> list[str]:
                 f"{percent(results[f'cer{suffix}'])}  {percent(results[f'sentence_error_rate{suffix}'])}"
             )
     share = results.get("share_of_sentences_seen_by_lm")
-    if share:
+    if share is not None:
         lines.append(
             f"{percent(share).strip()} of the sentences stand in the language model's text: WER there "
             f"{percent(results['wer_of_sentences_seen_by_lm']).strip()}, without them "
             f"{percent(results['wer_of_sentences_unseen_by_lm']).strip()}"
         )
+    if results.get("trials_without_true_sentence"):
+        lines.append(f"{results['trials_without_true_sentence']} trials without a true sentence are not in these rates")
+    if "tuning" in results:
+        held_out = percent(results["tuning"]["wer_cross_validated"]).strip()
+        lines.append(f"tuned on these trials, which flatters: WER {held_out} on trials that had no part in the choice")
     if "perplexity" in results["lm"]:
         lines.append(f"perplexity of the true sentences: {results['lm']['perplexity']:.0f}")
     return lines

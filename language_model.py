@@ -62,6 +62,7 @@ class NgramDecoder:
     Attributes:
         settings: of the search; they are in force as they were at construction.
         has_lm: False where only the lexicon decides.
+        n_words: of the lexicon.
         lost: the words that no pronunciation has room for, since six likelier ones share it.
         likeliest_word: by the language model, without any context.
     """
@@ -88,6 +89,7 @@ class NgramDecoder:
         scores = {word: self._lm.score(context, index)[1] for index, word in enumerate(lexicon)}
         self._check_vocabulary(scores, lm_path)
         self.lost = self._fill_trie(text, lexicon, scores)
+        self.n_words = len(lexicon)
         self.likeliest_word = max(scores, key=scores.get)
         self._search_with(settings)
 

@@ -181,9 +181,9 @@ def read_dictionary(path: str | Path) -> dict[str, list[Pronunciation]]:
         if not word:
             continue
         if not phones:
-            problems.append(f"line {number}: no phonemes after {word!r}")
+            problems.append(f"line {number}: no phonemes after {word[:40]!r}")
         elif wrong:
-            problems.append(f"line {number}: {wrong[0]!r} of {word!r} is none of the 39 phonemes")
+            problems.append(f"line {number}: {wrong[0][:40]!r} of {word[:40]!r} is none of the 39 phonemes")
         else:
             entries.setdefault(re.sub(r"\(\d+\)$", "", word).lower(), []).append(_classes(phones))
     if not entries and not problems:

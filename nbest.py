@@ -28,7 +28,8 @@ class Hypothesis(NamedTuple):
         text: words, one space between two; '' where nothing was decoded.
         score: what the decoder ranks by: acoustic_scale · acoustic_score + lm_weight · lm_score, and what the
             decoder adds for words and silences.
-        acoustic_score: log-probability of the best frame path that gives the words, after the blank penalty.
+        acoustic_score: log-probability of the frame path by which the decoder found the words, after the blank
+            penalty. Another path may have more: silence_score is added for each frame of silence.
         lm_score: log-probability of the words, the end of the sentence included; 0 without a language model.
     """
 

@@ -58,7 +58,7 @@ def _engine():
 @functools.lru_cache(10_000)
 def _cardinal(number: str) -> str:
     digits = number.replace(",", "")
-    if "," not in number and len(digits) == 4 and "1100" <= digits <= "1999":
+    if "," not in number and len(digits) == 4 and digits.isdigit() and "1100" <= digits <= "1999":
         century, rest = int(digits[:2]), int(digits[2:])
         end = "hundred" if rest == 0 else f"oh {_read(str(rest))}" if rest < 10 else _read(str(rest))
         return f"{_read(str(century))} {end}"

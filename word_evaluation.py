@@ -18,6 +18,7 @@ import numpy as np
 from build_lm import build_lm, check_vocabulary, read_sentences, train_sentences
 from config import Config, DecoderConfig, load_decoder_settings
 from ctc import greedy_collapse
+from emissions import file_stamp
 from evaluate_model_helpers import ErrorCount, bootstrap_interval, count_errors, json_rate, sum_errors, sum_errors_by
 from language_model import DecoderPool, NgramDecoder, WordDecoder, kenlm_available, usable_processes
 from lexicon import Lexicon, NearestWords, load_lexicon
@@ -61,6 +62,12 @@ class WordOptions:
             ValueError: listing the options that do not go together.
         """
         problems = []
+        language_models = ("lm_text", "lm_file", "lm_fst", "word_frequencies")
+        given = [f"--{name}" for name in language_models if self[name]]
+        if self.lm == "none" and given:
+            problems.append(f"--lm none takes no language model, but there is {', '.join(given)}")
+        elif self.kind == "fst" and given != ["--lm_fst"] and self.lm_fst:
+            problems.append(f"a WFST holds its language model; {', '.join(given[:-1])} would change nothing")
         if self.tune_decoder and split != "val":
             problems.append("--tune_decoder needs val's true sentences; test takes its file with --decoder_config")
         if self.lm not in LANGUAGE_MODELS:
@@ -132,9 +139,10 @@ def make_words(
     if options.kind == "fst":
         from fst_decoder import FstDecoder
 
-        logger.info("a WFST has word and silence scores of its own: word_score and silence_score are not used")
         decoder = FstDecoder(options.lm_fst, options.lm_words, settings)
-        facts |= {"source": [str(options.lm_fst), str(options.lm_words)]}
+        logger.info("a WFST has word and silence scores of its own: word_score and silence_score are not used")
+        paths = [str(options.lm_fst), str(options.lm_words)]
+        facts |= {"source": paths, "size_and_time": [file_stamp(path) for path in paths]}
     elif options.kind == "ngram":
         decoder, sentences = _ngram_decoder(
             options, config, settings, lexicon, directory / f"ngram_{split}.arpa", facts
@@ -142,6 +150,11 @@ def make_words(
         _tell_lost(decoder)
         if decoder.has_lm and references:
             facts["perplexity"], _ = decoder.perplexity(references)
+    if decoder is not None and settings.n_best > settings.beam_size:
+        logger.warning(
+            "n_best is %d, but a beam of %d holds no more sentences: see decoder.beam_size",
+            *(settings.n_best, settings.beam_size),
+        )
     return Words(lexicon, NearestWords(lexicon), decoder, frozenset(sentences), facts)
 
 
@@ -179,8 +192,8 @@ def _sha256(path: str | Path) -> str:
 def _tell_lost(decoder: NgramDecoder) -> None:
     if decoder.lost:
         logger.info(
-            "%d words can never be decoded, since six likelier ones sound the same: %s%s",
-            len(decoder.lost),
+            "%d of %d words have no place beside six likelier ones that sound the same: %s%s",
+            *(len(decoder.lost), decoder.n_words),
             ", ".join(decoder.lost[:10]),
             " ..." if len(decoder.lost) > 10 else "",
         )
@@ -222,9 +235,8 @@ def decode_words(
         with progress_bar(len(places), start, "trial", "Words") as progress:
             for index, hypotheses in enumerate(pool.decode(rest), start):
                 session, block, trial = places[index]
-                log.add(
-                    TrialHypotheses(index, session, block, trial, tuple(hypotheses), references and references[index])
-                )
+                reference = (references and references[index]) or None  # '' is one that nobody wrote down
+                log.add(TrialHypotheses(index, session, block, trial, tuple(hypotheses), reference))
                 progress.update()
         log.finish()
         return [trial.hypotheses[0].text for trial in log.done]
@@ -291,6 +303,7 @@ def word_results(
         return results
     errors = count_word_errors(references, decoded)
     total = sum_errors(errors.words)
+    results["trials_without_true_sentence"] = len(references) - len(errors.words)
     results |= word_error_rates(errors) | {"word_edits": total.edits, "words": total.length}
     for name, keys in groups.items():
         known = [key for key, true in zip(keys, references, strict=True) if true]

@@ -171,3 +171,8 @@ def test_one_function_serves_references_hypotheses_text_and_lexicon():
             users.add(path.stem)
             assert "from text_rules import normalize" in text, path
     assert {"build_lm", "lexicon", "evaluate_model"} <= users
+
+
+def test_decimals_of_four_characters_are_no_years():
+    assert normalize("it is 18.7 degrees") == "it is eighteen point seven degrees"
+    assert normalize("12.5% of 1.99") == "twelve point five percent of one point nine nine"

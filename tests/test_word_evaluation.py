@@ -253,6 +253,8 @@ def test_text_that_the_lexicon_does_not_know_is_an_error(root):
         ({"lm_order": 0}, "--lm_order is 1 or more"),
         ({"nbest": 0}, "--nbest is 1 or more"),
         ({"lm": "none", "tune_decoder": True}, "nothing to tune"),
+        ({"lm": "none", "lm_text": ["x"]}, "--lm none takes no language model, but there is --lm_text"),
+        ({"lm_fst": "x", "lm_words": "y", "lm_file": "z"}, "--lm_file would change nothing"),
         ({"lm_file": "x", "word_frequencies": "wordfreq"}, "a finished model"),
         ({"lm_file": "{root}/none.arpa"}, "none.arpa"),
         ({"lm_text": ["{root}/none", "{root}/data"]}, "none: cannot be read as text in UTF-8.*\n.*data: cannot"),
@@ -313,7 +315,11 @@ def test_trials_without_a_true_sentence_count_for_no_word_error(root):
         for trial in file.values():
             del trial.attrs["sentence_label"]
     results = evaluation(root)
-    assert results["words"] == 6 and results["phonemes"] == 15
+    assert results["words"] == 6 and results["phonemes"] == 15 and results["trials_without_true_sentence"] == 2
+    assert "2 trials without a true sentence" in evaluate_model.format_results(results)
+    rows, trials = rows_of(root / "out" / "predictions_val.csv"), read_nbest(root / "out" / "nbest_val.jsonl")
+    assert [row["word_edits"] for row in rows[:2]] == ["", ""] and rows[3]["n_words"] == "2"
+    assert [trial.reference for trial in trials] == [None, None, "a b", "a b", "a b"]
 
 
 def test_a_submission_is_checked_against_the_data(root, capsys):
@@ -360,6 +366,7 @@ def test_a_published_graph_decodes_the_words(root, caplog):
     with caplog.at_level(logging.INFO, logger="b2txt"):
         results = evaluation(root, lm_fst=str(graph), lm_words=str(words), nbest=2)
     assert results["lm"]["kind"] == "fst" and results["lm"]["source"] == [str(graph), str(words)]
+    assert results["lm"]["size_and_time"][0][0] == graph.stat().st_size  # another graph is another key to go on with
     assert "word_score and silence_score are not used" in caplog.text
     texts = [row["predicted_sentence"] for row in rows_of(root / "out" / "predictions_val.csv")]
     assert any(texts) and {word for text in texts for word in text.split()} <= set(lexicon)
