@@ -14,6 +14,7 @@ directory, or in --output_dir where that is read-only. An interrupted evaluation
 import argparse
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
@@ -66,6 +67,7 @@ logger = logging.getLogger("b2txt")
 
 DEFAULT_CONFIG = Path(__file__).resolve().parent / "rnn_args.yaml"
 EVAL_TYPES = ("val", "test")
+ONE_PROCESS = "evaluation runs in one process: start it with `python evaluate_model.py`, not a launcher"
 # Settings of the model that decide nothing once it is trained (its input network is as wide as its features).
 TRAINING_ONLY = ("rnn_dropout", "rnn_trainable", "input_network")
 SMOOTHING = ("smooth_data", "smooth_kernel_std", "smooth_kernel_size")
@@ -102,6 +104,8 @@ def evaluation(
         ValueError: with what is wrong with checkpoint, configuration, data, language model or directories, before
             anything is computed.
     """
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:  # before anything for which one process could wait for another
+        raise BackendError(ONE_PROCESS)
     if eval_type not in EVAL_TYPES:
         raise ValueError(f"eval_type is 'val' or 'test', not {eval_type!r}")
     options = word_options or WordOptions()
@@ -391,7 +395,7 @@ def _emissions(
         device, use_amp=config.use_amp and mixed_precision, gpu_number=config.gpu_number, use_tpu=config.use_tpu
     )
     if backend.world_size > 1:
-        raise BackendError("evaluation runs in one process: start it with `python evaluate_model.py`, not a launcher")
+        raise BackendError(ONE_PROCESS)
     logger.info("%s, step %s; %s", checkpoint_path, checkpoint["step"], backend.description)
     size, stride = config.model.patch_size, config.model.patch_stride
     lengths = [
