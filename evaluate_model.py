@@ -103,6 +103,7 @@ def evaluation(
     Raises:
         ValueError: with what is wrong with checkpoint, configuration, data, language model or directories, before
             anything is computed.
+        FileExistsError: another process evaluates into the directory.
     """
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:  # before anything for which one process could wait for another
         raise BackendError(ONE_PROCESS)

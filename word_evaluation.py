@@ -23,6 +23,7 @@ from evaluate_model_helpers import ErrorCount, bootstrap_interval, count_errors,
 from language_model import DecoderPool, NgramDecoder, WordDecoder, kenlm_available, usable_processes
 from lexicon import Lexicon, NearestWords, load_lexicon
 from nbest import COMMONEST_ENGLISH_WORD, NbestLog, TrialHypotheses
+from ngram import HIGHEST_ORDER
 from training_log import progress_bar
 
 logger = logging.getLogger("b2txt")
@@ -78,8 +79,8 @@ class WordOptions:
             problems.append("--lm fst needs --lm_fst TLG.fst and --lm_words words.txt")
         if self.lm_file is not None and (self.lm_text or self.word_frequencies):
             problems.append("--lm_file is a finished model: --lm_text and --word_frequencies would change nothing")
-        if self.lm_order < 1:
-            problems.append(f"--lm_order is 1 or more, not {self.lm_order}")
+        if not 1 <= self.lm_order <= HIGHEST_ORDER:
+            problems.append(f"--lm_order is from 1 to {HIGHEST_ORDER}, not {self.lm_order}")
         for name in ("nbest", "decoder_processes"):
             if self[name] is not None and self[name] < 1:
                 problems.append(f"--{name} is 1 or more, not {self[name]}")

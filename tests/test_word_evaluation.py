@@ -250,7 +250,8 @@ def test_text_that_the_lexicon_does_not_know_is_an_error(root):
     [
         ({"lm": "fst"}, "--lm_fst"),
         ({"lm_words": "x"}, "go together"),
-        ({"lm_order": 0}, "--lm_order is 1 or more"),
+        ({"lm_order": 0}, "--lm_order is from 1 to 6, not 0"),
+        ({"lm_order": 7}, "--lm_order is from 1 to 6, not 7"),
         ({"nbest": 0}, "--nbest is 1 or more"),
         ({"lm": "none", "tune_decoder": True}, "nothing to tune"),
         ({"lm": "none", "lm_text": ["x"]}, "--lm none takes no language model, but there is --lm_text"),
