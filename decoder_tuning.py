@@ -127,26 +127,26 @@ def tune_decoder(
 Errors = Sequence[ErrorCount]  # of each trial, with some settings
 
 
-def _choose(tried: Sequence[Errors], which: slice, with_mean: Callable[[Sequence[int]], Errors] | None) -> Errors:
+def _choose(tried: Sequence[Errors], which: slice, with_mean: Callable[[Sequence[int]], Errors]) -> Errors:
     """The errors of all trials with the settings that are chosen on those of a slice.
 
     Args:
         tried: for each of the settings tried, those before first; of equally good ones the earlier are the better.
-        with_mean: the errors with the mean of the settings of those numbers; None: the best is chosen.
+        with_mean: the errors with the mean of the settings of those numbers.
     """
 
     def edits(errors: Errors) -> int:
         return sum_errors(errors[which]).edits
 
     best = sorted(range(len(tried)), key=lambda number: edits(tried[number]))[:N_AVERAGED]
-    if best[0] == 0 or with_mean is None:  # nothing beats the settings before
+    if best[0] == 0:  # nothing beats the settings before
         return tried[best[0]]
     mean = with_mean(best)
     # Worse than each of them: they lie around settings that are no good.
     return mean if edits(mean) <= min(edits(tried[best[-1]]), edits(tried[0])) else tried[best[0]]
 
 
-def _cross_validated(tried: Sequence[Errors], with_mean: Callable[[Sequence[int]], Errors] | None = None) -> float:
+def _cross_validated(tried: Sequence[Errors], with_mean: Callable[[Sequence[int]], Errors]) -> float:
     """WER of each half of the trials (every second one) with what was chosen on the other half.
 
     Args:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol, Self
 
 import numpy as np
@@ -78,9 +79,9 @@ class NgramDecoder:
         Raises:
             LanguageModelError: flashlight-text is missing, the file cannot be read or knows no word.
         """
-        text = _import_flashlight()
+        text, dictionary = _import_flashlight()
         self.has_lm = lm_path is not None
-        self._dictionary = text.Dictionary([*lexicon, UNKNOWN])
+        self._dictionary = dictionary.Dictionary([*lexicon, UNKNOWN])
         if lm_path is None:
             self._lm = text.ZeroLM()
         else:
@@ -115,7 +116,7 @@ class NgramDecoder:
         return [word for word in lexicon if word not in reachable]
 
     def _search_with(self, settings: DecoderConfig) -> None:
-        text = _import_flashlight()
+        text, _ = _import_flashlight()
         self.settings = settings.copy()
         options = text.LexiconDecoderOptions(
             beam_size=settings.beam_size,
@@ -195,17 +196,16 @@ class NgramDecoder:
         return math.exp(-total * LN_10 / (n_words - n_outside + n_sentences)), n_outside / max(n_words, 1)
 
 
-def _import_flashlight():
+def _import_flashlight() -> tuple[ModuleType, ModuleType]:
     try:
-        import flashlight.lib.text.decoder as text
-        from flashlight.lib.text.dictionary import Dictionary
+        import flashlight.lib.text.decoder as decoder
+        import flashlight.lib.text.dictionary as dictionary
     except ImportError as error:
         raise LanguageModelError(
             f"decoding words needs the flashlight-text package ({error}): pip install flashlight-text "
             "(wheels for Python up to 3.12), or decode phonemes alone with --lm none"
         ) from error
-    text.Dictionary = Dictionary
-    return text
+    return decoder, dictionary
 
 
 def kenlm_available() -> bool:

@@ -72,6 +72,8 @@ class Section:
         object.__setattr__(self, key, value)
 
     def __getattr__(self, key: str) -> Any:  # called only where there is no such attribute
+        if key.startswith("__"):  # Python's own, as __setstate__ of each copy: milliseconds for a name nobody reads
+            raise AttributeError(key)
         raise AttributeError(_unknown(type(self), key))
 
     def __getitem__(self, key: str) -> Any:

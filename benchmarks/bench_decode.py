@@ -5,13 +5,14 @@
 Emissions as a decoder of about 10% PER gives them (247 frames of 41 classes a sentence, most of them blank beyond
 doubt, phonemes confused with like ones), CMUdict as the lexicon, and a 3-gram of random sentences. The reference
 is torchaudio's ctc_decoder with the same beam in the same run. Bars: 20 sentences/s on one core at the default beam,
-WER within 0.3 points of a beam four times as wide, 1 GB.
+WER within 0.3 points of a beam four times as wide, 1 GB, and 1.6 times the rate in two processes.
 """
 
 import argparse
 import dataclasses
 import json
 import math
+import os
 import resource
 import sys
 import tempfile
@@ -35,7 +36,7 @@ LIKE = (  # groups within which a decoder confuses phonemes most
 )
 SUBSTITUTED, DELETED, INSERTED = 0.065, 0.035, 0.025  # of the labels; about 10% PER together
 N_WORDS, N_FOLLOWERS, FOLLOWS = 20_000, 40, 0.7  # of the language
-LEAST_RATE, MOST_LOSS, MOST_MEMORY = 20, 0.003, 1.0
+LEAST_RATE, MOST_LOSS, MOST_MEMORY, LEAST_GAIN = 20, 0.003, 1.0, 1.6
 
 
 @dataclasses.dataclass
@@ -174,6 +175,7 @@ def main() -> int:
         figures["sentences_a_second"] >= LEAST_RATE
         and figures["wer"] - figures["wer_wide_beam"] <= MOST_LOSS
         and figures["gigabytes"] <= MOST_MEMORY
+        and (np.median(figures["ratio_two_processes"]) >= LEAST_GAIN or os.cpu_count() < 2)
         and figures["processes_agree"]
     )
     return 0 if passed else 1
@@ -213,13 +215,17 @@ def measure(options: argparse.Namespace, rng: np.random.Generator, folder: Path)
     wide_wer = word_error_rate(sentences, [each[0].text for each in wide_decoded])
     print(f"beam {wide.beam_size}: {wide_rate:.1f} sentences/s, WER {wide_wer:.2%}")
 
+    gains, same = [], True
     with DecoderPool(decoder, 2) as pool:
-        start = time.perf_counter()
-        in_two = list(pool.decode(each.log_probs for each in sentences))
-        pool_rate = len(sentences) / (time.perf_counter() - start)
-    again, _ = timed(decoder.decode, sentences)
-    same = in_two == decoded
-    print(f"two processes: {pool_rate / again:.2f} times one's rate, {'the same' if same else 'OTHER'} hypotheses")
+        for _ in range(3):
+            start = time.perf_counter()
+            same &= list(pool.decode(each.log_probs for each in sentences)) == decoded
+            pool_rate = len(sentences) / (time.perf_counter() - start)
+            gains.append(pool_rate / timed(decoder.decode, sentences)[0])
+    print(
+        f"two processes: {np.median(gains):.2f} times one's rate ({min(gains):.2f} to {max(gains):.2f}), "
+        f"{'the same' if same else 'OTHER'} hypotheses"
+    )
 
     with quiet_stderr():  # it names every word that has too many homophones
         reference = torchaudio_decoder(lexicon, arpa, settings, folder)
@@ -240,7 +246,7 @@ def measure(options: argparse.Namespace, rng: np.random.Generator, folder: Path)
         "wer": wer,
         "wer_wide_beam": wide_wer,
         "gigabytes": gigabytes,
-        "ratio_two_processes": pool_rate / again,
+        "ratio_two_processes": gains,
         "processes_agree": same,
         "wer_torchaudio": their_wer,
         "ratio_to_torchaudio": ratios,

@@ -154,6 +154,15 @@ def test_copies_are_independent():
     assert len(config.dataset.sessions) == 3
 
 
+def test_copying_guesses_no_misspelt_names(monkeypatch):
+    """Python asks each object for names such as __setstate__; a guess at what was meant takes 10 ms, and settings go
+    to the decoding processes with every trial."""
+    monkeypatch.setattr("typed_settings._unknown", lambda *_: pytest.fail("asked"))
+    config = minimal()
+    assert pickle.loads(pickle.dumps(config)) == config.copy() == config
+    assert not hasattr(config, "__setstate__")
+
+
 def test_n_features_follows_the_subset():
     assert n_features(minimal()) == 512
     assert n_features(minimal("dataset.feature_subset=[0, 5, 9]")) == 3
