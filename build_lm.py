@@ -110,8 +110,8 @@ def read_frequencies(source: str, lexicon: Lexicon) -> dict[str, float]:
         normal = normalize(word)
         if normal in lexicon:
             frequencies[normal] = frequencies.get(normal, 0.0) + number
-    if not frequencies:
-        raise TextError(f"{source}: none of its {len(entries)} words is in the lexicon")
+    if not any(frequencies.values()):
+        raise TextError(f"{source}: none of its {len(entries)} words is in the lexicon with a number above 0")
     return frequencies
 
 

@@ -25,7 +25,7 @@ import torch
 
 from backend import DEVICES, Backend, BackendError
 from checkpointing import CheckpointError, find_checkpoint, load_checkpoint
-from config import Config, config_from_dict, load_config
+from config import Config, ConfigError, config_from_dict, load_config
 from ctc import output_lengths
 from dataset import EvalBatches, make_loader
 from dataset_index import LISTED_AS_BAD, DataError, Trial, index_trials
@@ -38,6 +38,7 @@ from evaluate_model_helpers import (
     read_description,
     submission_problems,
     trial_order,
+    unreadable,
     write_predictions,
     write_submission,
     write_text_atomically,
@@ -110,9 +111,14 @@ def evaluation(
     if eval_type not in EVAL_TYPES:
         raise ValueError(f"eval_type is 'val' or 'test', not {eval_type!r}")
     options = word_options or WordOptions()
-    options.check(eval_type)
-    given = load_config(config_path or DEFAULT_CONFIG) if config_path or model_path is None else None
-    checkpoint_path, run_dir = _find_model(model_path, given, data_dir, eval_type)
+    problems = options.problems(eval_type) + unreadable({"--csv_path": csv_path})
+    try:
+        given = load_config(config_path or DEFAULT_CONFIG) if config_path or model_path is None else None
+        checkpoint_path, run_dir = _find_model(model_path, given, data_dir, eval_type)
+    except (ConfigError, CheckpointError) as error:
+        raise type(error)("\n".join([*problems, str(error)])) from error
+    if problems:
+        raise ValueError("\n".join(problems))
     directory = check_writable(output_dir or run_dir)
     hold_directory(directory, EVALUATION_LOCK)
     try:
@@ -144,12 +150,14 @@ def _decode_and_write(
     results |= {"lm": words.facts}
     phonemes = greedy_phonemes(emissions)
     lexicon_only = [words.nearest.sentence(ids) for ids in phonemes]
-    files, texts = [], lexicon_only
+    files, texts, nbest = [], lexicon_only, directory / f"nbest_{split.name}.jsonl"
+    if pool is None and nbest.exists():
+        logger.warning("%s: is of an earlier evaluation, whose other results are overwritten", nbest)
     if pool is not None:
         if tune:
             results["tuning"] = tune_decoder(pool, emissions, split.references, directory / TUNED)
             files.append(directory / TUNED)
-        files.append(directory / f"nbest_{split.name}.jsonl")
+        files.append(nbest)
         key = decoding_key(emissions.key, words)
         texts = decode_words(pool, emissions, split.places, split.references, files[-1], key)
 
@@ -441,7 +449,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     words = parser.add_argument_group("sentences").add_argument
     words("--lm", choices=LANGUAGE_MODELS, default="ngram", help="ngram (default), fst, or none: greedy phonemes only")
     words("--lm_text", nargs="+", default=(), metavar="FILE", help="text for the n-gram (default: train sentences)")
-    words("--lm_order", type=int, default=3, help="n of the n-gram (default: 3)")
+    words("--lm_order", type=int, help="n of the n-gram (default: 3)")
     words("--lm_file", help="an n-gram in place of text: ARPA or KenLM binary, of any order")
     words("--word_frequencies", help="'wordfreq' or a file of words and numbers, for words that the text lacks")
     words("--lm_fst", help="TLG.fst of a published language model, with --lm fst (implied)")

@@ -260,6 +260,25 @@ def check_writable(directory: str | Path, option: str = "--output_dir") -> Path:
     return directory
 
 
+def unreadable(files: Mapping[str, str | Path | Sequence[str | Path] | None]) -> list[str]:
+    """What is wrong with files that a command is to read, without opening them.
+
+    Args:
+        files: of each option the file or files, or None.
+    """
+    problems = []
+    for option, paths in files.items():
+        for path in [paths] if isinstance(paths, str | Path) else paths or ():
+            path = Path(path)
+            if not path.exists():
+                problems.append(f"{option} {path}: no such file")
+            elif path.is_dir():
+                problems.append(f"{option} {path}: is a directory, not a file")
+            elif not os.access(path, os.R_OK):
+                problems.append(f"{option} {path}: may not be read by this user")
+    return problems
+
+
 def prediction_rows(
     places: Sequence[tuple[str, int, int]],
     decoded: Sequence[Sequence[int]],

@@ -15,11 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from build_lm import build_lm, check_vocabulary, read_sentences, train_sentences
+from build_lm import WORDFREQ, build_lm, check_vocabulary, read_sentences, train_sentences
 from config import Config, DecoderConfig, load_decoder_settings
 from ctc import greedy_collapse
 from emissions import file_stamp
-from evaluate_model_helpers import ErrorCount, bootstrap_interval, count_errors, json_rate, sum_errors, sum_errors_by
+from evaluate_model_helpers import (
+    ErrorCount,
+    bootstrap_interval,
+    count_errors,
+    json_rate,
+    sum_errors,
+    sum_errors_by,
+    unreadable,
+)
 from language_model import DecoderPool, NgramDecoder, WordDecoder, kenlm_available, usable_processes
 from lexicon import Lexicon, NearestWords, load_lexicon
 from nbest import COMMONEST_ENGLISH_WORD, NbestLog, TrialHypotheses
@@ -29,6 +37,12 @@ from training_log import progress_bar
 logger = logging.getLogger("b2txt")
 
 LANGUAGE_MODELS = ("ngram", "fst", "none")
+LANGUAGE_MODEL_OPTIONS = ("lm_text", "lm_order", "lm_file", "word_frequencies", "lm_fst")
+FILE_OPTIONS = (
+    *("lm_text", "lm_file", "lm_fst", "lm_words", "word_frequencies"),
+    *("lexicon", "extra_words", "decoder_config"),
+)
+DEFAULT_ORDER = 3
 TUNED = "decoder_tuned.yaml"
 
 
@@ -38,7 +52,7 @@ class WordOptions:
 
     lm: str = "ngram"
     lm_text: Sequence[str] = ()
-    lm_order: int = 3
+    lm_order: int | None = None
     lm_file: str | None = None
     lm_fst: str | None = None
     lm_words: str | None = None
@@ -55,39 +69,37 @@ class WordOptions:
         """--lm, which --lm_fst implies."""
         return "fst" if self.lm_fst is not None else self.lm
 
-    def check(self, split: str) -> None:
-        """
+    def problems(self, split: str) -> list[str]:
+        """Options that do not go together or are out of range, and files that cannot be opened.
+
         Args:
             split: 'val' or 'test'.
-        Raises:
-            ValueError: listing the options that do not go together.
         """
         problems = []
-        language_models = ("lm_text", "lm_file", "lm_fst", "word_frequencies")
-        given = [f"--{name}" for name in language_models if self[name]]
-        if self.lm == "none" and given:
-            problems.append(f"--lm none takes no language model, but there is {', '.join(given)}")
-        elif self.kind == "fst" and given != ["--lm_fst"] and self.lm_fst:
-            problems.append(f"a WFST holds its language model; {', '.join(given[:-1])} would change nothing")
-        if self.tune_decoder and split != "val":
-            problems.append("--tune_decoder needs val's true sentences; test takes its file with --decoder_config")
+        given = [f"--{name}" for name in LANGUAGE_MODEL_OPTIONS if self[name]]
         if self.lm not in LANGUAGE_MODELS:
             problems.append(f"--lm is one of {', '.join(LANGUAGE_MODELS)}, not {self.lm!r}")
+        if self.lm == "none" and given:
+            problems.append(f"--lm none takes no language model, but there is {', '.join(given)}")
+        elif self.lm_fst is not None and given != ["--lm_fst"]:
+            problems.append(f"a WFST holds its language model; {', '.join(given[:-1])} would change nothing")
+        elif self.lm_file is not None and given != ["--lm_file"]:
+            others = ", ".join(name for name in given if name != "--lm_file")
+            problems.append(f"--lm_file is a finished model; {others} would change nothing")
+        if self.tune_decoder and split != "val":
+            problems.append("--tune_decoder needs val's true sentences; test takes its file with --decoder_config")
         if (self.lm_fst is None) != (self.lm_words is None):
             problems.append("--lm_fst (TLG.fst) and --lm_words (its words.txt) go together")
         if self.lm == "fst" and self.lm_fst is None:
             problems.append("--lm fst needs --lm_fst TLG.fst and --lm_words words.txt")
-        if self.lm_file is not None and (self.lm_text or self.word_frequencies):
-            problems.append("--lm_file is a finished model: --lm_text and --word_frequencies would change nothing")
-        if not 1 <= self.lm_order <= HIGHEST_ORDER:
+        if self.lm_order is not None and not 1 <= self.lm_order <= HIGHEST_ORDER:
             problems.append(f"--lm_order is from 1 to {HIGHEST_ORDER}, not {self.lm_order}")
         for name in ("nbest", "decoder_processes"):
             if self[name] is not None and self[name] < 1:
                 problems.append(f"--{name} is 1 or more, not {self[name]}")
         if self.lm == "none" and (self.tune_decoder or self.nbest is not None):
             problems.append("--lm none takes the likeliest phonemes: there is nothing to tune and no n-best list")
-        if problems:
-            raise ValueError("\n".join(problems))
+        return problems + unreadable({f"--{name}": self[name] for name in FILE_OPTIONS if self[name] != WORDFREQ})
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
@@ -172,10 +184,11 @@ def _ngram_decoder(
     source = ", ".join(map(str, options.lm_text)) or "the train sentences of the data"
     sentences = read_sentences(options.lm_text) if options.lm_text else train_sentences(config)
     outside = check_vocabulary(sentences, lexicon, source)
-    model = build_lm(sentences, lexicon, options.lm_order, options.word_frequencies)
+    order = options.lm_order or DEFAULT_ORDER
+    model = build_lm(sentences, lexicon, order, options.word_frequencies)
     model.save(arpa)
     facts |= {
-        **{"source": source, "order": options.lm_order, "word_frequencies": options.word_frequencies},
+        **{"source": source, "order": order, "word_frequencies": options.word_frequencies},
         **{"text_outside_lexicon": outside, "sha256": _sha256(arpa)},
         "ngrams": [len(each) for each in model.probabilities],
     }

@@ -258,6 +258,7 @@ def test_a_file_of_word_frequencies(tmp_path, lexicon):
         ),
         ("1 2\n" * 3 + "a b\n" * 20, "line 4: .*\nand 10 more$"),
         ("zebra 4\n", "none of its 1 words is in the lexicon"),
+        ("you 0\nsee 0\n", "none of its 2 words is in the lexicon with a number above 0"),
     ],
 )
 def test_a_file_that_is_no_list_of_frequencies_says_where(tmp_path, lexicon, content, message):

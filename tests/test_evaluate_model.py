@@ -1,11 +1,9 @@
 """evaluate_model.py, run on a tiny data set with a model of random parameters."""
 
-import csv
 import json
 import logging
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import h5py
@@ -19,9 +17,11 @@ from trained_run import (
     TOO_SHORT,
     TRIALS,
     checkpoint_of,
+    evaluate,
     lively_model,
     make_config,
     make_run,
+    rows_of,
     write_split,
 )
 
@@ -34,18 +34,10 @@ from data_augmentations import transform_data
 from evaluate_model import compute_logits, list_trials, load_model
 from lexicon import load_lexicon
 from run_directory import EVALUATION_LOCK
-from word_evaluation import WordOptions, greedy_phonemes
+from word_evaluation import greedy_phonemes
 
 ROOT = Path(evaluate_model.__file__).parent
 NO_LM = ["--lm", "none", "--lexicon", LEXICON]
-
-
-@pytest.fixture(autouse=True)
-def log(monkeypatch):
-    """The project's log reaches caplog, also after a command has turned it to the terminal, as main() does."""
-    logger = logging.getLogger("b2txt")
-    monkeypatch.setattr(logger, "propagate", True)
-    monkeypatch.setattr(logger, "handlers", [])
 
 
 @pytest.fixture
@@ -56,18 +48,9 @@ def root(tmp_path, monkeypatch):
     return tmp_path
 
 
-def evaluation(*arguments, lm="none", **options):
-    """The evaluation with a small lexicon, and unless a test asks for one without a language model."""
-    names = {field.name for field in fields(WordOptions)}
-    words = {name: options.pop(name) for name in list(options) if name in names}
-    return evaluate_model.evaluation(
-        *arguments, **options, word_options=WordOptions(lm=lm, **{"lexicon": LEXICON} | words)
-    )
-
-
-def rows_of(path) -> list[dict]:
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
+def evaluation(*arguments, **options):
+    """Without a language model, unless a test asks for one."""
+    return evaluate(*arguments, **{"lm": "none"} | options)
 
 
 def places_of(rows) -> list[tuple]:
@@ -256,7 +239,7 @@ def test_a_feature_subset_is_the_checkpoints(root):
         (["--model_path", "{root}/none"], "none: no checkpoint there"),
         (["--model_path", "{root}/run", "--data_dir", "{root}/none"], "download_data.py"),
         (["--model_path", "{root}/run", "--output_dir", "{root}/description.csv/x"], "--output_dir"),
-        (["--model_path", "{root}/run", "--csv_path", "{root}/none.csv"], "none.csv: cannot be read"),
+        (["--model_path", "{root}/run", "--csv_path", "{root}/none.csv"], "none.csv: no such file"),
         (["--model_path", "{root}/run", "--config_path", "{root}/none.yaml"], "none.yaml"),
         (["--model_path", "{root}/run", "--batch_size", "0"], "batch_size"),
         (["--config_path", "{root}/nothing.yaml"], "download_data.py"),

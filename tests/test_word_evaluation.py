@@ -1,20 +1,19 @@
 """Sentences in evaluation: which language model, what is written, what an interruption costs, what is refused."""
 
-import csv
 import json
 import logging
 import os
 import subprocess
 import sys
-from dataclasses import fields
 
 import numpy as np
 import pytest
 import yaml
-from trained_run import LEXICON, make_config, make_run, write_split
+from trained_run import LEXICON, evaluate, make_config, make_run, rows_of, write_split
 
 import evaluate_model
 import word_evaluation
+from checkpointing import CheckpointError
 from config import save_config
 from dataset_index import index_trials
 from emissions import EmissionStore
@@ -22,16 +21,9 @@ from language_model import NgramDecoder
 from lexicon import load_lexicon
 from nbest import read_nbest
 from ngram import train_ngram
-from word_evaluation import WordOptions, count_word_errors, word_error_rates
+from word_evaluation import count_word_errors, word_error_rates
 
 SENTENCES = ["i want water", "you see the sea", "i need to see you", "no i can do it", "hello you"]
-
-
-@pytest.fixture(autouse=True)
-def log(monkeypatch):
-    logger = logging.getLogger("b2txt")
-    monkeypatch.setattr(logger, "propagate", True)
-    monkeypatch.setattr(logger, "handlers", [])
 
 
 @pytest.fixture
@@ -45,22 +37,8 @@ def root(tmp_path, monkeypatch):
 
 
 def evaluation(root, eval_type="val", output="out", **options):
-    names = {field.name for field in fields(WordOptions)}
-    words = {"lexicon": LEXICON, "decoder_processes": 1} | {k: v for k, v in options.items() if k in names}
-    others = {k: v for k, v in options.items() if k not in names}
-    return evaluate_model.evaluation(
-        root / "run",
-        eval_type=eval_type,
-        output_dir=root / output,
-        device="cpu",
-        word_options=WordOptions(**words),
-        **others,
-    )
-
-
-def rows_of(path) -> list[dict]:
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
+    options = {"output_dir": root / output, "device": "cpu", "decoder_processes": 1} | options
+    return evaluate(root / "run", eval_type=eval_type, **options)
 
 
 def test_the_train_sentences_are_the_language_model_by_default(root, caplog):
@@ -257,9 +235,15 @@ def test_text_that_the_lexicon_does_not_know_is_an_error(root):
         ({"lm": "none", "lm_text": ["x"]}, "--lm none takes no language model, but there is --lm_text"),
         ({"lm_fst": "x", "lm_words": "y", "lm_file": "z"}, "--lm_file would change nothing"),
         ({"lm_file": "x", "word_frequencies": "wordfreq"}, "a finished model"),
-        ({"lm_file": "{root}/none.arpa"}, "none.arpa"),
-        ({"lm_text": ["{root}/none", "{root}/data"]}, "none: cannot be read as text in UTF-8.*\n.*data: cannot"),
-        ({"lexicon": "{root}/none"}, "none: cannot read the dictionary"),
+        ({"lm_file": "x", "lm_order": 4}, "a finished model; --lm_order would change nothing"),
+        ({"lm": "none", "lm_order": 4}, "there is --lm_order"),
+        ({"lm_file": "{root}/none.arpa"}, "--lm_file .*none.arpa: no such file"),
+        ({"lm_file": "{root}/text"}, "KenLM cannot read it"),
+        ({"lm_text": ["{root}/none", "{root}/data"]}, "none: no such file\n--lm_text .*data: is a directory"),
+        (
+            {"lexicon": "{root}/none", "csv_path": "{root}/no.csv"},
+            "--lexicon .*none: no.*\n--csv_path .*no.csv: no such",
+        ),
         ({"decoder_config": "{root}/text"}, "decoder:"),
         ({"decoder_config": "{root}/wrong.yaml"}, "beam_size"),
         ({"word_frequencies": "{root}/text"}, "each line must be a word and a number"),
@@ -279,6 +263,24 @@ def test_what_cannot_be_used_is_said_before_anything_is_computed(root, monkeypat
     }
     with pytest.raises(ValueError, match=rf"(?s){said}"):
         evaluation(root, **options)
+
+
+def test_wrong_options_missing_files_and_a_missing_model_are_said_at_once(root):
+    options = {"lm_order": 9, "lm_text": [root / "no text"], "lexicon": str(root), "csv_path": root / "no.csv"}
+    (root / "run").rename(root / "elsewhere")
+    with pytest.raises(CheckpointError) as error:
+        evaluation(root, **options)
+    for said in ("--lm_order is from", "no text: no such", "is a directory", "no.csv: no such", "no checkpoint"):
+        assert said in str(error.value)
+
+
+def test_n_best_lists_of_an_earlier_evaluation_stay_and_are_named(root, caplog):
+    evaluation(root)
+    before = (root / "out" / "nbest_val.jsonl").read_bytes()
+    with caplog.at_level(logging.WARNING, logger="b2txt"):
+        evaluation(root, lm="none")
+    assert "nbest_val.jsonl: is of an earlier evaluation" in caplog.text
+    assert (root / "out" / "nbest_val.jsonl").read_bytes() == before
 
 
 def test_the_test_split_has_nothing_to_tune_on(root):

@@ -1,15 +1,20 @@
-"""A data set of a few trials in the T15 layout, and a run of a model of random parameters on it."""
+"""A data set of a few trials in the T15 layout, a run of a model of random parameters on it, and its evaluation."""
 
+import csv
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import torch
 
+import evaluate_model
 from checkpointing import save_checkpoint
 from config import config_from_dict, save_config
 from rnn_model import build_model
 from synthetic_data import write_trial
+from word_evaluation import WordOptions
 
 LEXICON = str(Path(__file__).parent / "words.dict")
 N_FEATURES = 6
@@ -100,3 +105,14 @@ def make_run(root: Path) -> None:
     config = make_config(root)
     save_checkpoint(checkpoint_of(lively_model(config), config), root / "run" / "checkpoint" / "best_checkpoint")
     save_config(config, root / "run" / "checkpoint" / "args.yaml")
+
+
+def evaluate(*arguments, **options) -> dict[str, Any]:
+    """`evaluate_model.evaluation` with the tests' lexicon, the options of sentences among the others."""
+    words = {field.name: options.pop(field.name) for field in fields(WordOptions) if field.name in options}
+    return evaluate_model.evaluation(*arguments, **options, word_options=WordOptions(**{"lexicon": LEXICON} | words))
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
