@@ -8,17 +8,27 @@ import contextlib
 import logging
 import os
 import pickle
+import re
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
+
+from original_format import OriginalFormatError, is_original, read_original
 
 logger = logging.getLogger("b2txt")
 
-NOT_OURS = "not a PyTorch checkpoint of this project"
+NOT_OURS = "not a PyTorch checkpoint of this project or of the original decoder"
+# The original's files hold their val_PER as such; they are numbers, and run no code.
+NUMPY_SCALARS = [
+    *((np._core.multiarray.scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+    *(np.dtype, *{type(np.dtype(kind)) for kind in "?bBhHiIlLqQefd"}),
+]
+LISTED = 8  # differences that a message names
 ADAM_COPIES = 3  # a parameter and its two moments
 FIXED = ("adversarial.enabled", "dataset.feature_subset")  # with the model, what a resumed run cannot change
 
@@ -90,27 +100,72 @@ def _flush_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def load_checkpoint(path: Path, map_location: str | torch.device = "cpu") -> dict[str, Any]:
-    """Read a checkpoint, on the CPU unless told otherwise.
+def load_checkpoint(
+    path: Path,
+    map_location: str | torch.device = "cpu",
+    trust: bool = False,
+    original_settings: str | Path | None = None,
+) -> dict[str, Any]:
+    """Read a checkpoint of this project or of the original decoder, on the CPU unless told otherwise.
 
+    Args:
+        trust: read a file that holds other objects than tensors and plain values too, which runs code in it.
+        original_settings: a YAML file for a checkpoint of the original decoder without an args.yaml beside it.
     Raises:
         CheckpointError: naming the file and what is wrong with it.
+        ConfigError: the settings beside a checkpoint of the original decoder cannot be used.
     """
     try:
-        state = torch.load(path, map_location=map_location, weights_only=True, mmap=map_location == "cpu")
+        with torch.serialization.safe_globals(NUMPY_SCALARS):
+            state = torch.load(
+                path,
+                map_location=map_location,
+                weights_only=not trust,
+                mmap=map_location == "cpu" and zipfile.is_zipfile(path),
+            )
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such checkpoint") from error
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
     except Exception as error:  # a file of any kind can raise anything, and what torch says of it misleads
-        more = isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path)
-        reason = " (it holds more than tensors and plain values)" if more else ", or a damaged one"
-        raise CheckpointError(f"{path}: {NOT_OURS}{reason}") from error
+        foreign = re.search(r"(?i)unsupported (?:global: )?global (\S+)", str(error))
+        if foreign and isinstance(error, pickle.UnpicklingError):
+            raise CheckpointError(
+                f"{path}: it holds more than tensors and plain values ({foreign[1]}), and to read such a file runs "
+                "code in it; where you trust its source, convert_checkpoint.py --trust_checkpoint makes a plain one of "
+                "it, and evaluate_model.py --trust_checkpoint reads it as it is"
+            ) from error
+        raise CheckpointError(f"{path}: {NOT_OURS}, or a damaged one") from error
+    if isinstance(state, dict) and is_original(state.get("model_state_dict")):
+        try:
+            return read_original(state, path, original_settings)
+        except OriginalFormatError as error:
+            raise CheckpointError(str(error)) from error
     keys = set(state) if isinstance(state, dict) else set()
     missing = {"model_state_dict", "config", "preprocessing", "sessions", "step"} - keys
     if missing:
         raise CheckpointError(f"{path}: {NOT_OURS} (no {', '.join(sorted(missing))})")
     return state
+
+
+def check_parameters(model: torch.nn.Module, parameters: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Refuse parameters other than the model's own: to take those that fit would give a decoder that decodes nothing.
+
+    Raises:
+        CheckpointError: listing what is missing, unknown or of another shape.
+    """
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in parameters.items()}
+    lines = [f"{name}: missing" for name in expected if name not in found]
+    lines += [f"{name}: no parameter of the model" for name in found if name not in expected]
+    lines += [
+        f"{name}: {found[name]} in the file, {shape} in the model"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    if lines:
+        more = [f"and {len(lines) - LISTED} more"] if len(lines) > LISTED else []
+        raise CheckpointError("\n  - ".join([f"{path}: its parameters are not the model's:", *lines[:LISTED], *more]))
 
 
 def find_checkpoint(model_path: str | Path) -> tuple[Path, Path]:

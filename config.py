@@ -40,6 +40,7 @@ from typed_settings import (
 )
 
 N_CLASSES = 41  # CTC blank, 39 phonemes, silence: the classes of the data's labels
+ORIGINAL_LAYERS = 5  # of the single GRU, where a file does not say how many
 TRACKERS = (  # the trackers that Accelerate 1.15 knows, and none
     *("tensorboard", "aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "trackio", "wandb"),
     "none",
@@ -285,8 +286,12 @@ def _resolve(
         given["checkpoint_dir"] = inside or None
     for key, value in given.items():
         put(data, key, _absolute(value, os.getcwd()) if key in PATHS else value)
-    if look_up(data, "model.architecture") is None:
+    if look_up(data, "model.architecture") is None:  # the original's files know no other
         put(data, "model.architecture", "gru" if data.get("adversarial") is None else "triple_gru")
+    if look_up(data, "model.architecture") == "gru":
+        for key, value in (("model.n_layers", ORIGINAL_LAYERS), ("adversarial.enabled", False)):
+            if look_up(data, key) is None:
+                put(data, key, value)
     config = build(Config, data, problems)
     _check(config, problems)
     raise_problems(problems, source)
@@ -345,12 +350,9 @@ def _check_run(config: Config, refuse: Callable[..., None]) -> None:
 
 def _check_model(config: Config, refuse: Callable[..., None]) -> None:
     model, network, subset = config.model, config.model.input_network, config.dataset.feature_subset
-    if model.architecture == "gru":
-        message = (
-            "the single-GRU decoder is not available yet (a file with neither this key nor an adversarial "
-            "section means it); set model.architecture: triple_gru and add an adversarial section"
-        )
-        refuse(message, "model.architecture")
+    if model.architecture == "gru" and config.adversarial.enabled:
+        message = "must be false with model.architecture: gru, which estimates no noise; triple_gru does"
+        refuse(message, "adversarial.enabled", "model.architecture")
     if model.patch_size > 0 and model.patch_stride < 1:
         message = f"expected at least 1, found {model.patch_stride}; model.patch_size: 0 switches patching off"
         refuse(message, "model.patch_stride", "model.patch_size")

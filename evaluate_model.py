@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from backend import DEVICES, Backend, BackendError
-from checkpointing import CheckpointError, find_checkpoint, load_checkpoint
+from checkpointing import CheckpointError, check_parameters, find_checkpoint, load_checkpoint
 from config import Config, ConfigError, config_from_dict, load_config
 from ctc import output_lengths
 from dataset import EvalBatches, make_loader
@@ -85,13 +85,15 @@ def evaluation(
     device: str | None = None,
     mixed_precision: bool = True,
     word_options: WordOptions | None = None,
+    trust_checkpoint: bool = False,
 ) -> dict[str, Any]:
     """Decode the val or test split with a trained model and write the results.
 
     Args:
         model_path: run directory or checkpoint file; by default the output_dir of the configuration.
         config_path: gives the place of the data, the batch size and the decoder's settings; by default the
-            checkpoint's own configuration, or rnn_args.yaml where there is no model_path either.
+            checkpoint's own configuration, or rnn_args.yaml where there is no model_path either. Of a checkpoint of the
+            original decoder without an args.yaml beside it, it gives all settings.
         eval_type: 'val' (error rates) or 'test' (submission).
         data_dir, batch_size: in place of the configuration's.
         csv_path: description of the blocks, for error rates a corpus.
@@ -99,6 +101,7 @@ def evaluation(
         device: 'cpu', 'cuda', 'xla' or None to choose.
         mixed_precision: False for float32 also where the configuration has use_amp.
         word_options: how sentences are made.
+        trust_checkpoint: read a checkpoint that holds more than tensors and plain values, which runs code in it.
     Returns:
         what evaluation_val.json holds (no error rates for test), and `files`, the paths written.
     Raises:
@@ -123,7 +126,7 @@ def evaluation(
     hold_directory(directory, EVALUATION_LOCK)
     try:
         description = read_description(csv_path) if csv_path else None
-        checkpoint = load_checkpoint(checkpoint_path)
+        checkpoint = load_checkpoint(checkpoint_path, "cpu", trust_checkpoint, config_path)
         config = evaluation_config(checkpoint, given, data_dir, batch_size)
         trials, undecodable, notes = list_trials(config, eval_type)
         split = _Split(eval_type, trials, undecodable, description)
@@ -200,7 +203,9 @@ def check_submission(
         config.dataset.dataset_dir = str(data_dir or given.dataset.dataset_dir)
     else:
         checkpoint_path, _ = _find_model(model_path, given, data_dir, "test")
-        config = evaluation_config(load_checkpoint(checkpoint_path), given, data_dir)
+        config = evaluation_config(
+            load_checkpoint(checkpoint_path, "cpu", original_settings=config_path), given, data_dir
+        )
     trials, _, _ = list_trials(config, "test")
     problems = submission_problems(path, len(trials))
     if problems:
@@ -332,11 +337,8 @@ def restore_model(checkpoint: dict[str, Any], config: Config, path: str | Path) 
     """The model of a checkpoint, in evaluation mode, on the CPU; every parameter must be there and fit."""
     with torch.device("meta"):  # no time and memory for initial values: at full scale they take minutes
         model = build_model(config)
-    try:
-        model.load_state_dict(checkpoint["model_state_dict"], assign=True)
-    except RuntimeError as error:
-        lines = "\n".join(str(error).splitlines()[:6])
-        raise CheckpointError(f"{path}: its parameters are not those of its own configuration: {lines}") from error
+    check_parameters(model, checkpoint["model_state_dict"], path)
+    model.load_state_dict(checkpoint["model_state_dict"], assign=True)
     return model.float().eval()
 
 
@@ -446,6 +448,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--batch_size", type=int, help="trials a batch: changes the speed, not the results")
     add("--device", choices=DEVICES, help="default: a TPU if there is one, else CUDA, else the CPU")
     add("--disable_mixed_precision", action="store_true", help="float32 in place of bf16")
+    add("--trust_checkpoint", action="store_true", help="read a file that holds Python objects: runs code in it")
     words = parser.add_argument_group("sentences").add_argument
     words("--lm", choices=LANGUAGE_MODELS, default="ngram", help="ngram (default), fst, or none: greedy phonemes only")
     words("--lm_text", nargs="+", default=(), metavar="FILE", help="text for the n-gram (default: train sentences)")

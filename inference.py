@@ -40,7 +40,7 @@ def batch_logits(
             features, n_time_steps = transform_data(
                 batch["features"].to(dtype), batch["n_time_steps"], config.dataset.data_transforms, training=False
             )
-            logits = model(features, batch["day_indices"], mode="inference").to(dtype)
+            logits = model(features, batch["day_indices"]).to(dtype)
         lengths = output_lengths(n_time_steps, config.model.patch_size, config.model.patch_stride)
         yield DecodedBatch(batch, features, logits, lengths)
 

@@ -1,9 +1,9 @@
-"""The training loss of the triple decoder, as one value a trial, so that batches, ranks and padding cannot bend it.
+"""The training loss, as one value a trial, so that batches, ranks and padding cannot bend it.
 
     loss = clean CTC + ramp * noisy_loss_weight * noisy CTC + noise_l2_weight * mean square of the noise
 
-CTC is the whole trial's negative log-likelihood, not divided by the number of labels: the original decoder's
-learning rates and gradient clipping rest on that scale.
+The single-GRU decoder's is the clean CTC alone. CTC is the whole trial's negative log-likelihood, not divided by the
+number of labels: the original decoder's learning rates and gradient clipping rest on that scale.
 """
 
 from typing import Any, NamedTuple
@@ -40,8 +40,8 @@ def trial_losses(
     """Forward pass and losses of one batch.
 
     Args:
-        model: TripleGRUDecoder, or its wrapped form.
-        config: its `adversarial` section and patch sizes are read.
+        model: the decoder, or its wrapped form.
+        config: its `adversarial` section, architecture and patch sizes are read.
         features: (B, T, F), after augmentation and smoothing.
         n_time_steps: (B,) valid bins.
         day_indices: (B,).
@@ -51,6 +51,9 @@ def trial_losses(
     """
     adversarial = config.adversarial
     lengths = output_lengths(n_time_steps, config.model.patch_size, config.model.patch_stride)
+    if config.model.architecture == "gru":
+        clean = ctc_loss(model(features, day_indices), labels, lengths, label_lengths)
+        return TrialLosses(clean, clean, torch.zeros_like(clean), torch.zeros_like(clean))
     if not adversarial.enabled:
         clean_logits, noise_power = model(features, day_indices, mode="train_clean")
         clean = ctc_loss(clean_logits, labels, lengths, label_lengths)

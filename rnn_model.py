@@ -9,10 +9,14 @@ The NoisySpeechModel tries to read phonemes from the noise estimate. Behind a gr
 (Ganin and Lempitsky, ICML 2015) its success teaches the NoiseModel to keep speech out of the noise. Day layers,
 patches and the recurrent decoder follow Card et al., NEJM 2024.
 
+GRUDecoder is the single-GRU decoder of that paper, as it was.
+
 Axes: B trials, T time bins of 20 ms, F features, P patches, W = patch_size * F, H hidden units, C classes, D days.
 What goes in and comes out of the decoder has its trials first; inside, patches come first, as recurrences want them.
 """
 
+import os
+import re
 from typing import Any
 
 import torch
@@ -23,6 +27,7 @@ from ctc import output_lengths
 from recurrent import GRU, Projection
 
 States = tuple[torch.Tensor, ...]
+RECURRENT = re.compile(r"(^|\.)(gru\.|h0$)")  # names of a recurrence's parameters
 
 
 class _ReverseGradient(torch.autograd.Function):
@@ -188,7 +193,96 @@ class NoisySpeechModel(SpeechModel):
     """Reads phonemes from the noise estimate, as its adversary, while training. 2 GRU layers in the documents."""
 
 
-class TripleGRUDecoder(nn.Module):
+class Decoder(nn.Module):
+    """What both decoders have: patches of patch_size bins every patch_stride bins, and weights from a checkpoint."""
+
+    patch_size: int
+    patch_stride: int
+
+    def load_weights(self, model_path: str | os.PathLike) -> None:
+        """Take all parameters from a checkpoint of this project or of the original decoder.
+
+        Args:
+            model_path: run directory or checkpoint file.
+        Raises:
+            CheckpointError: it cannot be read, or its parameters are not this model's; nothing is taken then.
+        """
+        from checkpointing import check_parameters, find_checkpoint, load_checkpoint
+
+        path, _ = find_checkpoint(model_path)
+        parameters = load_checkpoint(path)["model_state_dict"]
+        check_parameters(self, parameters, path)
+        self.load_state_dict(parameters)
+
+
+class GRUDecoder(Decoder, GRU):
+    """The original decoder (Card et al., NEJM 2024): day layers, patches, one GRU, a linear classifier.
+
+    It is a GRU with more before and behind it, so that its parameters have the original's names: `gru.weight_ih_l0`
+    to `gru.bias_hh_l4`, `h0`, `out.weight`, `out.bias`. The day layers are stacked; original_format.py maps them.
+
+    Args:
+        n_features: F.
+        n_units: H.
+        n_days: D.
+        n_classes: C, with class 0 the CTC blank.
+        rnn_dropout: between GRU layers.
+        input_dropout: after the day layers.
+        n_layers: GRU layers.
+        patch_size, patch_stride: in bins; patch_size 0 switches patching off.
+    """
+
+    def __init__(
+        self,
+        n_features: int,
+        n_units: int,
+        n_days: int,
+        n_classes: int,
+        rnn_dropout: float = 0.0,
+        input_dropout: float = 0.0,
+        n_layers: int = 5,
+        patch_size: int = 0,
+        patch_stride: int = 0,
+    ) -> None:
+        GRU.__init__(self, n_features * max(patch_size, 1), n_units, n_layers, rnn_dropout)
+        self.patch_size, self.patch_stride = patch_size, patch_stride
+        self.day_layers = DayLayers(n_days, n_features, input_dropout)
+        self.out = nn.Linear(n_units, n_classes)
+        nn.init.xavier_uniform_(self.out.weight)
+
+    def denoise(self, x: torch.Tensor, day_idx: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """The patched signal (B, P, W), and no noise: this decoder estimates none."""
+        return make_patches(self.day_layers(x, day_idx), self.patch_size, self.patch_stride).transpose(0, 1), None
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        day_idx: torch.Tensor,
+        states: torch.Tensor | None = None,
+        return_state: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Phoneme logits.
+
+        A long trial may come in pieces, as to TripleGRUDecoder.
+
+        Args:
+            x: (B, T, F), T >= patch_size.
+            day_idx: (B,) integers, the trials' days.
+            states: (L, B, H), what a call with return_state returned last.
+            return_state: return the last states too.
+        Returns:
+            logits (B, P, C), or (logits, states).
+        Raises:
+            ValueError: for fewer bins than one patch.
+        """
+        _check_bins(x, self.patch_size)
+        signal = make_patches(self.day_layers(x, day_idx), self.patch_size, self.patch_stride)
+        hidden, states = GRU.forward(self, signal, states)
+        logits = self.out(hidden).transpose(0, 1)
+        return (logits, states) if return_state else logits
+
+
+class TripleGRUDecoder(Decoder):
     """NoiseModel, CleanSpeechModel and NoisySpeechModel behind day layers and patches.
 
     Args:
@@ -286,8 +380,7 @@ class TripleGRUDecoder(nn.Module):
         """
         if mode not in ("inference", "full", "train", "train_clean"):
             raise ValueError(f"mode is 'inference', 'full', 'train' or 'train_clean', not {mode!r}")
-        if x.shape[1] < max(self.patch_size, 1):
-            raise ValueError(f"{x.shape[1]} time bins are fewer than one patch of {self.patch_size}")
+        _check_bins(x, self.patch_size)
         noise_state, clean_state, noisy_state = (*(states or ()), None, None, None)[:3]
         signal, noise, noise_state = self._estimate_noise(x, day_idx, noise_state)
         if isinstance(noise, Projection):
@@ -315,6 +408,11 @@ class TripleGRUDecoder(nn.Module):
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
 
+def _check_bins(x: torch.Tensor, patch_size: int) -> None:
+    if x.shape[1] < max(patch_size, 1):
+        raise ValueError(f"{x.shape[1]} time bins are fewer than one patch of {patch_size}")
+
+
 def _formed(noise: torch.Tensor | Projection) -> torch.Tensor:
     return noise.signal() if isinstance(noise, Projection) else noise
 
@@ -326,32 +424,38 @@ def _mean_square(noise: torch.Tensor | Projection) -> torch.Tensor:
     return noise.to(torch.promote_types(noise.dtype, torch.float32)).square().mean(-1)
 
 
-def build_model(config: Any) -> TripleGRUDecoder:
+def build_model(config: Any) -> Decoder:
     """The model that a configuration (see config.py) describes, on the default device, in float32.
 
     Parts that the configuration holds fixed (`model.rnn_trainable`, `model.input_network.input_trainable`), and
     the NoisySpeechModel where `adversarial.enabled` is false, take no gradient.
     """
     model, dataset = config.model, config.dataset
-    decoder = TripleGRUDecoder(
-        n_features=len(dataset.feature_subset) if dataset.feature_subset else model.n_input_features,
-        n_units=model.n_units,
-        n_days=len(dataset.sessions),
-        n_classes=dataset.n_classes,
-        noise_units=model.noise_units,
-        patch_size=model.patch_size,
-        patch_stride=model.patch_stride,
-        rnn_dropout=model.rnn_dropout,
-        input_dropout=model.input_network.input_layer_dropout,
-        shared_day_layers=model.day_layers == "shared",
-        n_layers=model.n_layers,
-        noise_n_layers=model.noise_n_layers,
-        noisy_n_layers=model.noisy_n_layers,
-    )
-    decoder.noisy_speech_model.requires_grad_(config.adversarial.enabled)
+    common = {
+        "n_features": len(dataset.feature_subset) if dataset.feature_subset else model.n_input_features,
+        "n_units": model.n_units,
+        "n_days": len(dataset.sessions),
+        "n_classes": dataset.n_classes,
+        "n_layers": model.n_layers,
+        "patch_size": model.patch_size,
+        "patch_stride": model.patch_stride,
+        "rnn_dropout": model.rnn_dropout,
+        "input_dropout": model.input_network.input_layer_dropout,
+    }
+    if model.architecture == "gru":
+        decoder = GRUDecoder(**common)
+    else:
+        decoder = TripleGRUDecoder(
+            **common,
+            noise_units=model.noise_units,
+            shared_day_layers=model.day_layers == "shared",
+            noise_n_layers=model.noise_n_layers,
+            noisy_n_layers=model.noisy_n_layers,
+        )
+        decoder.noisy_speech_model.requires_grad_(config.adversarial.enabled)
     for name, parameter in decoder.named_parameters():
         if "day_layers." in name:
             parameter.requires_grad_(model.input_network.input_trainable)
-        elif ".recurrent." in name and not model.rnn_trainable:
+        elif RECURRENT.search(name) and not model.rnn_trainable:
             parameter.requires_grad_(False)
     return decoder

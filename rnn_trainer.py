@@ -14,6 +14,7 @@ import math
 import os
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from checkpointing import (
     remove_temporary_files,
     save_checkpoint,
 )
-from config import Config, check_config, save_config
+from config import Config, check_config, config_from_dict, save_config
 from dataset import EvalBatches, TrainBatches, batch_shapes, make_loader
 from dataset_index import LISTED_AS_BAD, Trial, index_splits
 from evaluate_model_helpers import phonemes_to_text
@@ -61,7 +62,8 @@ class BrainToTextDecoder_Trainer:
     Everything is checked when the trainer is made: configuration, every data file, the disk.
 
     Args:
-        config: from load_config; copied.
+        config: from load_config; copied. A mapping is read as `config_from_dict` does: of the original decoder's
+            keys alone, as its start script has them from OmegaConf, it means the single GRU.
         device: 'cpu', 'cuda' or 'xla'; None to choose.
         existing: what to do with an output directory that holds a run. 'keep': write into the next free
             numbered directory, and say so. 'refuse': raise FileExistsError. 'resume': go on from its latest
@@ -73,7 +75,8 @@ class BrainToTextDecoder_Trainer:
         OtherProcessFailed: where several processes share the run and another one raised one of these.
     """
 
-    def __init__(self, config: Config, device: str | None = None, existing: str = "keep") -> None:
+    def __init__(self, config: Config | Mapping[str, Any], device: str | None = None, existing: str = "keep") -> None:
+        config = config if isinstance(config, Config) else config_from_dict(config)
         check_config(config)
         log_to_terminal()
         self.config = config = config.copy()
@@ -336,7 +339,8 @@ class BrainToTextDecoder_Trainer:
         config = self.config
         self._fetch_losses()
         begin = time.perf_counter()
-        metrics = self.validation(return_logits=config.save_val_logits, return_data=config.save_val_data)
+        wanted = {"return_logits": config.save_val_logits, "return_data": config.save_val_data}
+        metrics = self.validation(**(wanted if config.save_val_metrics else {}))
         per, loss = metrics["avg_PER"], metrics["avg_loss"]
         self.val_PERs.append(per)
         self.val_losses.append(loss)
@@ -366,7 +370,8 @@ class BrainToTextDecoder_Trainer:
     def _keep_best(self, metrics: dict[str, Any]) -> None:
         if self.config.save_best_checkpoint:
             copy_checkpoint(self.checkpoint_dir / "last_checkpoint", self.checkpoint_dir / "best_checkpoint")
-        save_validation(metrics, self.checkpoint_dir, self.step, self.config.save_val_metrics)
+        if self.config.save_val_metrics:
+            save_validation(metrics, self.checkpoint_dir, self.step)
 
     def _log_validation(self, metrics: dict[str, Any], seconds: float) -> None:
         config = self.config
@@ -412,7 +417,7 @@ class BrainToTextDecoder_Trainer:
             return {}
         picture, ratio = picture_of_a_trial(self.model, self.val_trials, self.config, self.backend, self.step)
         self.backend.log_image("val/trial", picture, self.step)
-        return {"val/noise_to_signal": ratio}
+        return {} if ratio is None else {"val/noise_to_signal": ratio}
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 

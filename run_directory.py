@@ -23,7 +23,7 @@ _DOES = {LOCK: "trains into", EVALUATION_LOCK: "evaluates into"}
 RUN_ENTRIES = ("tensorboard", "training_log", PROFILE, LAUNCH_LOGS)
 CHECKPOINT_PATTERNS = (
     *("args.yaml", "best_checkpoint", "last_checkpoint", "*checkpoint_batch_*", ".*checkpoint.tmp"),
-    *("val_metrics.json", "val_logits.npz", "val_input_features.npz"),
+    "val_metrics.pkl",
 )
 EVALUATION_PATTERNS = (
     *("predictions_*.csv", "evaluation_*.json", "submission_*.csv", "report_*.html", "decoder_tuned.yaml"),

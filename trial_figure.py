@@ -33,7 +33,7 @@ def patches_to_bins(patches: np.ndarray, patch_size: int, patch_stride: int) -> 
 
 def trial_figure(
     signal: np.ndarray,
-    noise: np.ndarray,
+    noise: np.ndarray | None,
     logits: np.ndarray,
     labels: Sequence[int],
     title: str,
@@ -43,7 +43,7 @@ def trial_figure(
     """Heat maps over time: phoneme posterior, signal, noise estimate, denoised signal.
 
     Args:
-        signal, noise: (P, W), patched, after the day layer, valid patches only.
+        signal, noise: (P, W), patched, after the day layer, valid patches only; no noise of a decoder without any.
         logits: (P, C).
         labels: the true phoneme classes.
         title: names the trial.
@@ -56,20 +56,18 @@ def trial_figure(
     shown = logits - logits.max(-1, keepdims=True)
     posterior = np.exp(shown) / np.exp(shown).sum(-1, keepdims=True)
     decoded = greedy_collapse(logits.argmax(-1))
-    maps = {
-        "day-transformed signal": patches_to_bins(signal, patch_size, patch_stride),
-        "noise estimate": patches_to_bins(noise, patch_size, patch_stride),
-        "denoised (signal - noise)": patches_to_bins(signal - noise, patch_size, patch_stride),
-    }
-    n_bins = len(maps["noise estimate"])
-    seconds = n_bins * BIN_SECONDS
+    maps = {"day-transformed signal": signal}
+    if noise is not None:
+        maps |= {"noise estimate": noise, "denoised (signal - noise)": signal - noise}
+    maps = {name: patches_to_bins(patches, patch_size, patch_stride) for name, patches in maps.items()}
+    seconds = len(maps["day-transformed signal"]) * BIN_SECONDS
     # Signal and denoised signal share a scale; the noise estimate has its own, since it starts near zero.
     limits = [float(np.percentile(np.abs(values), 99)) or 1.0 for values in maps.values()]
-    limits[2] = limits[0]
+    limits[2:] = limits[:1] * len(limits[2:])
 
-    figure = Figure(figsize=(12, 13), dpi=80, layout="constrained")
+    figure = Figure(figsize=(12, 6.5 + 2.2 * len(maps)), dpi=80, layout="constrained")
     FigureCanvasAgg(figure)
-    top, *rest = figure.subplots(4, 1, sharex=True, height_ratios=(2.2, 1, 1, 1))
+    top, *rest = figure.subplots(1 + len(maps), 1, sharex=True, height_ratios=(2.2, *(1 for _ in maps)))
     picture = top.imshow(
         posterior.T, aspect="auto", origin="lower", extent=(0, seconds, -0.5, posterior.shape[1] - 0.5),
         cmap="magma", vmin=0, vmax=1, interpolation="nearest",

@@ -372,6 +372,19 @@ def put(data: dict, key: str, value: Any) -> None:
     data[leaf] = value
 
 
+def remove_unknown(cls: type, data: dict) -> list[str]:
+    """Remove from nested dicts the keys that a section does not know; returns their dotted names."""
+    removed = []
+    for key in list(data):
+        hint = _hints(cls).get(key)
+        if hint is None:
+            removed.append(_join(cls._section, str(key)))
+            del data[key]
+        elif is_dataclass(hint) and isinstance(data[key], dict):
+            removed += remove_unknown(hint, data[key])
+    return removed
+
+
 def plain(value: Any) -> Any:
     """A copy in dicts and lists."""
     if isinstance(value, Section):

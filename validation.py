@@ -1,7 +1,7 @@
 """Validation of a model while it trains: decode the val split greedily, count, and keep what was asked for."""
 
-import json
 import math
+import pickle
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def validate(
     Returns:
         avg_PER (a fraction: edits of all trials over phonemes of all trials), avg_loss (clean CTC, mean over the
         decoded trials), edits, phonemes, n_trials, day_PERs {session: ErrorCount}, and for each decoded trial,
-        in the order of `trials`: trials, true_seq, decoded_seqs (lists of classes).
+        in the order of `trials`: trials, losses, n_frames, true_seq, decoded_seqs (lists of classes).
     """
     found: dict[int, dict[str, Any]] = {}
     for batch, features, logits, lengths in batch_logits(model, loader, config, backend):
@@ -69,6 +69,7 @@ def validate(
     counts = [count_errors(trial.labels, ids) for trial, ids in zip(decoded_trials, decoded_seqs, strict=True)]
     counts += [count_errors(trial.labels, []) for trial in undecodable]
     total = sum_errors(counts)
+    patches = config.model.patch_size, config.model.patch_stride
     metrics = {
         "avg_PER": total.rate,
         "avg_loss": math.fsum(found[i]["loss"] for i in order) / max(len(order), 1),
@@ -77,6 +78,8 @@ def validate(
         "n_trials": total.n_trials,
         "day_PERs": sum_errors_by([trial.session for trial in (*decoded_trials, *undecodable)], counts),
         "trials": decoded_trials,
+        "losses": [found[i]["loss"] for i in order],
+        "n_frames": [output_lengths(t.n_time_steps, *patches) for t in decoded_trials],
         "true_seq": [list(trial.labels) for trial in decoded_trials],
         "decoded_seqs": decoded_seqs,
     }
@@ -137,42 +140,49 @@ def _of_all_processes(
     return everywhere
 
 
-def save_validation(metrics: dict[str, Any], directory: Path, step: int, save_metrics: bool) -> None:
-    """Write what a validation found: val_metrics.json if asked for, and an .npz of each array a trial there is.
+def save_validation(metrics: dict[str, Any], directory: Path, step: int) -> None:
+    """Write what a validation found to val_metrics.pkl: a pickled dict of the original decoder's entries.
+
+    Of each decoded trial: decoded_seqs, true_seq (lists of classes), phone_seq_lens, transcription (character codes),
+    losses, block_nums, trial_nums, day_indicies, n_time_steps (after patching, the frames of its logits), and logits
+    (P, C) and input_features (T, F) where they are in `metrics`, as float32 arrays. day_PERs: of each day index
+    total_edit_distance and total_seq_length. avg_PER, avg_loss, and `step`.
 
     Args:
         metrics: from `validate`.
         directory: of the checkpoints.
         step: optimiser steps done.
     """
-    if save_metrics:
-        sequences = zip(metrics["trials"], metrics["true_seq"], metrics["decoded_seqs"], strict=True)
-        rows = {
-            "step": step,
-            "avg_PER": metrics["avg_PER"],
-            "avg_loss": metrics["avg_loss"],
-            "day_PERs": {session: count.rate for session, count in metrics["day_PERs"].items()},
-            "trials": [
-                {"session": t.session, "block": t.block_num, "trial": t.trial_num, "true": true, "decoded": decoded}
-                for t, true, decoded in sequences
-            ],
-        }
-        with replacing(directory / "val_metrics.json") as file:
-            file.write(json.dumps(rows).encode())
-    for name in PER_TRIAL_ARRAYS:
-        if name in metrics:
-            keys = [f"{trial.session}/{trial.key}" for trial in metrics["trials"]]
-            with replacing(directory / f"val_{name}.npz") as file:
-                np.savez(file, **dict(zip(keys, metrics[name], strict=True)))
+    trials = metrics["trials"]
+    days = {trial.session: trial.day for trial in trials}
+    written = {
+        **{name: metrics[name] for name in ("decoded_seqs", "true_seq", "losses", "avg_PER", "avg_loss")},
+        "phone_seq_lens": [trial.seq_len for trial in trials],
+        "transcription": [[*map(ord, trial.sentence_label)] for trial in trials],
+        "block_nums": [trial.block_num for trial in trials],
+        "trial_nums": [trial.trial_num for trial in trials],
+        "day_indicies": [trial.day for trial in trials],
+        "n_time_steps": metrics["n_frames"],
+        "day_PERs": {
+            days[session]: {"total_edit_distance": count.edits, "total_seq_length": count.length}
+            for session, count in metrics["day_PERs"].items()
+            if session in days
+        },
+        "step": step,
+        **{name: metrics[name] for name in PER_TRIAL_ARRAYS if name in metrics},
+    }
+    with replacing(directory / "val_metrics.pkl") as file:
+        pickle.dump(written, file)
 
 
 def picture_of_a_trial(
     model: torch.nn.Module, trials: list[Trial], config: Any, backend: Backend, step: int
-) -> tuple[np.ndarray, float]:
+) -> tuple[np.ndarray, float | None]:
     """The trial of median length, drawn: its signal, noise estimate, denoised signal and phonemes.
 
     Returns:
-        the picture (height, width, 3) uint8, and the root mean square of the noise over that of the signal.
+        the picture (height, width, 3) uint8, and the root mean square of the noise over that of the signal (None
+        where the decoder estimates no noise).
     """
     trial = sorted(trials, key=lambda trial: trial.n_time_steps)[len(trials) // 2]
     batch, features, logits, _ = next(
@@ -183,7 +193,9 @@ def picture_of_a_trial(
     backend.end_program("picture of a trial", batch)
     size, stride = config.model.patch_size, config.model.patch_stride
     length = output_lengths(trial.n_time_steps, size, stride)
-    signal, noise, logits = (x.cpu()[0, :length].float().numpy() for x in (signal, noise, logits))
+    signal, noise, logits = (
+        None if x is None else x.cpu()[0, :length].float().numpy() for x in (signal, noise, logits)
+    )
     title = f"{trial.session} block {trial.block_num} trial {trial.trial_num}, after batch {step}"
     picture = trial_figure(signal, noise, logits, trial.labels, title, size, stride)
-    return picture, float(np.sqrt(np.mean(noise**2) / np.mean(signal**2)))
+    return picture, None if noise is None else float(np.sqrt(np.mean(noise**2) / np.mean(signal**2)))

@@ -116,8 +116,27 @@ def test_value_and_gradient_equal_the_reference(enabled):
         torch.testing.assert_close(gradient, expected, rtol=1e-7, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_padding_changes_neither_loss_nor_gradient():
-    config, model, features = case()
+def test_the_single_gru_s_value_and_gradient_equal_the_reference():
+    config, model, features = case(model__architecture="gru", adversarial__enabled=False, model__n_layers=2)
+    losses = losses_of(config, model, features)
+    expected = []
+    for row in range(3):
+        x = features[row, : N_TIME_STEPS[row]]
+        x = x @ model.day_layers.weights[DAYS[row]] + model.day_layers.biases[DAYS[row]]
+        x = x / (1 + x.abs())
+        x = torch.stack([x[start : start + 4].reshape(-1) for start in range(0, len(x) - 3, 2)])
+        logits = reference_gru(model, x) @ model.out.weight.T + model.out.bias
+        expected.append(reference_ctc(logits, LABELS[row, : LABEL_LENGTHS[row]].tolist()))
+    torch.testing.assert_close(losses.total, torch.stack(expected), rtol=1e-9, atol=0)
+    assert torch.equal(losses.clean, losses.total) and losses.noisy.eq(0).all() and losses.noise_l2.eq(0).all()
+    found, plain = (torch.autograd.grad(loss, list(model.parameters())) for loss in (losses.total.sum(), sum(expected)))
+    for gradient, reference in zip(found, plain, strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("architecture", ["triple_gru", "gru"])
+def test_padding_changes_neither_loss_nor_gradient(architecture):
+    config, model, features = case(model__architecture=architecture, adversarial__enabled=architecture == "triple_gru")
     losses = losses_of(config, model, features)
     gradients = torch.autograd.grad(losses.total.sum(), list(model.parameters()))
     padded = torch.cat([features, torch.randn(3, 17, 6, dtype=torch.float64)], dim=1)

@@ -13,6 +13,7 @@ from ctc import output_lengths
 from rnn_model import DayLayers, GradientReversal, build_model, make_patches
 
 ROOT = Path(__file__).resolve().parent.parent
+SINGLE = {"model__architecture": "gru", "adversarial__enabled": False}
 
 
 def tiny_model(dtype=torch.float64, **overrides):
@@ -27,7 +28,8 @@ def inputs(n_trials=3, n_bins=21, dtype=torch.float64):
 
 
 @pytest.mark.parametrize(
-    ("file", "n_parameters"), [("rnn_args.yaml", 687_568_466), ("rnn_args_compact.yaml", 86_438_738)]
+    ("file", "n_parameters"),
+    [("rnn_args.yaml", 687_568_466), ("rnn_args_compact.yaml", 86_438_738), ("rnn_args_original.yaml", 44_315_177)],
 )
 def test_the_shipped_configurations_have_the_documented_number_of_parameters(file, n_parameters):
     with torch.device("meta"):
@@ -119,10 +121,13 @@ def test_padding_never_changes_a_trials_logits(n_bins, n_padding, filler):
     frames = output_lengths(n_bins, 4, 2)
     for alone, beside in zip(model(features, days, mode="full"), model(padded, days, mode="full"), strict=True):
         torch.testing.assert_close(alone, beside[:, :frames], rtol=0, atol=1e-12)
+    model = tiny_model(**SINGLE)
+    torch.testing.assert_close(model(features, days), model(padded, days)[:, :frames], rtol=0, atol=1e-12)
 
 
-def test_a_trials_logits_are_the_same_alone_and_in_a_batch():
-    model = tiny_model()
+@pytest.mark.parametrize("architecture", [{}, SINGLE], ids=["triple_gru", "gru"])
+def test_a_trials_logits_are_the_same_alone_and_in_a_batch(architecture):
+    model = tiny_model(**architecture)
     features, days = inputs()
     together = model(features, days)
     for row in range(3):
@@ -133,18 +138,19 @@ def test_a_trials_logits_are_the_same_alone_and_in_a_batch():
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5))
 def test_overlapping_pieces_give_the_logits_of_the_whole(piece_frames):
-    model = tiny_model()
     size, stride = 4, 2
     features, days = inputs(n_bins=(sum(piece_frames) - 1) * stride + size)
-    for mode in ("inference", "full"):
-        whole = model(features, days, mode=mode)
+    triple, single = tiny_model(), tiny_model(**SINGLE)
+    for model, mode in ((triple, "inference"), (triple, "full"), (single, None)):
+        mode = {"mode": mode} if mode else {}
+        whole = model(features, days, **mode)
         states, begin, pieces = None, 0, []
         for frames in piece_frames:
             end = begin + (frames - 1) * stride + size
-            *outputs, states = model(features[:, begin:end], days, mode=mode, states=states, return_state=True)
+            *outputs, states = model(features[:, begin:end], days, states=states, return_state=True, **mode)
             pieces.append(outputs)
             begin = end - (size - stride)
-        for i, expected in enumerate(whole if mode == "full" else (whole,)):
+        for i, expected in enumerate(whole if isinstance(whole, tuple) else (whole,)):
             joined = torch.cat([piece[i] for piece in pieces], dim=1)
             torch.testing.assert_close(joined, expected, rtol=0, atol=1e-12)
 
@@ -194,5 +200,8 @@ def test_parts_held_fixed_take_no_gradient():
     assert all("day_layers." in name for name in fixed(tiny_model(model__input_network__input_trainable=False)))
     recurrent = fixed(tiny_model(model__rnn_trainable=False))
     assert recurrent and all(".recurrent." in name for name in recurrent)
+    assert fixed(tiny_model(**SINGLE, model__rnn_trainable=False, model__n_layers=1)) == {
+        "h0", "gru.weight_ih_l0", "gru.weight_hh_l0", "gru.bias_ih_l0", "gru.bias_hh_l0",
+    }  # fmt: skip
     adversary = fixed(tiny_model(adversarial__enabled=False))
     assert adversary and all(name.startswith("noisy_speech_model.") for name in adversary)

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ import torch
 
 import rnn_trainer
 from checkpointing import CheckpointError, check_same_run, load_checkpoint
+from ctc import greedy_collapse
 from dataset import EvalBatches, make_loader
+from evaluate_model_helpers import edit_distance
 from rnn_trainer import TrainingDiverged
 from validation import save_validation
 
@@ -145,11 +148,10 @@ def test_only_the_named_checkpoints_are_written(make_trainer, tmp_path):
     trainer._save_checkpoint("epoch_5", 5)
     names = {path.name for path in (tmp_path / "run" / "checkpoint").iterdir()}
     assert names == {
-        "args.yaml", "best_checkpoint", "last_checkpoint", "val_metrics.json", "epoch_5", "final_checkpoint_batch_6",
+        "args.yaml", "best_checkpoint", "last_checkpoint", "val_metrics.pkl", "epoch_5", "final_checkpoint_batch_6",
         *(f"checkpoint_batch_{step}" for step in (2, 3, 4, 6)),
     }  # fmt: skip
     assert load_checkpoint(tmp_path / "run" / "checkpoint" / "epoch_5")["epoch"] == 5
-    assert json.loads((tmp_path / "run" / "checkpoint" / "val_metrics.json").read_text())["avg_PER"] == trainer.best_PER
 
 
 def test_a_checkpoint_holds_plain_values_and_its_preprocessing(make_trainer):
@@ -164,28 +166,48 @@ def test_a_checkpoint_holds_plain_values_and_its_preprocessing(make_trainer):
     assert state["val_PER"] == trainer.best_PER
 
 
-def test_validation_data_and_logits_are_saved_when_asked_for(make_trainer):
-    trainer = make_trainer(num_training_batches=3, save_val_logits=True, save_val_data=True)
+@pytest.mark.parametrize(
+    ("options", "arrays"),
+    [({}, {"logits"}), ({"save_val_data": True}, {"logits", "input_features"}), ({"save_val_logits": False}, set())],
+    ids=["default", "data", "no logits"],
+)
+def test_the_best_validation_is_kept_under_the_original_s_names(make_trainer, options, arrays):
+    trainer = make_trainer(num_training_batches=3, **options)
     trainer.train()
-    written = {path.name for path in trainer.checkpoint_dir.iterdir()}
-    assert {"val_logits.npz", "val_input_features.npz"} <= written
+    kept = pickle.loads((trainer.checkpoint_dir / "val_metrics.pkl").read_bytes())
+    assert {"logits", "input_features"} & set(kept) == arrays
+    assert kept["avg_PER"] == trainer.best_PER and kept["avg_loss"] == trainer.best_loss and kept["step"] == 3
+    trials = trainer.val_trials
+    assert kept["day_indicies"] == [trial.day for trial in trials]
+    assert kept["block_nums"] == [trial.block_num for trial in trials]
+    assert kept["trial_nums"] == [trial.trial_num for trial in trials]
+    assert ["".join(map(chr, codes)) for codes in kept["transcription"]] == [trial.sentence_label for trial in trials]
+    assert [len(true) for true in kept["true_seq"]] == kept["phone_seq_lens"]
+    edits = [edit_distance(a, b) for a, b in zip(kept["true_seq"], kept["decoded_seqs"], strict=True)]
+    for day, sums in kept["day_PERs"].items():
+        of_day = [index for index, trial in enumerate(trials) if trial.day == day]
+        assert sums["total_edit_distance"] == sum(edits[index] for index in of_day)
+        assert sums["total_seq_length"] == sum(kept["phone_seq_lens"][index] for index in of_day)
+    if "logits" in arrays:
+        assert [len(logits) for logits in kept["logits"]] == kept["n_time_steps"]
+        assert [greedy_collapse(logits.argmax(-1)) for logits in kept["logits"]] == kept["decoded_seqs"]
+    if "input_features" in arrays:
+        assert [len(features) for features in kept["input_features"]] == [trial.n_time_steps for trial in trials]
 
 
 def test_a_kill_while_validation_results_are_written_leaves_the_earlier_ones(make_trainer, monkeypatch):
-    trainer = make_trainer(num_training_batches=3, save_val_logits=True)
+    trainer = make_trainer(num_training_batches=3)
     trainer.train()
-    before = {path.name: path.read_bytes() for path in trainer.checkpoint_dir.glob("val_*")}
-    assert set(before) == {"val_metrics.json", "val_logits.npz"}
+    before = (trainer.checkpoint_dir / "val_metrics.pkl").read_bytes()
 
     def stop(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("checkpointing.os.fsync", stop)
-    for name in before:
-        metrics = trainer.validation(return_logits=True)
-        with pytest.raises(KeyboardInterrupt):
-            save_validation(metrics, trainer.checkpoint_dir, 9, save_metrics=name == "val_metrics.json")
-    assert before == {path.name: path.read_bytes() for path in trainer.checkpoint_dir.glob("val_*")}
+    metrics = trainer.validation(return_logits=True)
+    with pytest.raises(KeyboardInterrupt):
+        save_validation(metrics, trainer.checkpoint_dir, 9)
+    assert (trainer.checkpoint_dir / "val_metrics.pkl").read_bytes() == before
     assert not list(trainer.checkpoint_dir.glob(".*"))
 
 
@@ -289,7 +311,8 @@ def test_early_stopping_counts_validations_without_a_better_per(make_trainer, mo
     def validation(**_):
         per, loss = next(pers)
         return {"avg_PER": per, "avg_loss": loss, "edits": 1, "phonemes": 2, "n_trials": 1, "day_PERs": {},
-                "trials": trainer.val_trials[:1], "true_seq": [[1]], "decoded_seqs": [[1]]}  # fmt: skip
+                "trials": trainer.val_trials[:1], "true_seq": [[1]], "decoded_seqs": [[1]],
+                "losses": [5.0], "n_frames": [1]}  # fmt: skip
 
     monkeypatch.setattr(trainer, "validation", validation)
     trainer.train()
@@ -302,7 +325,7 @@ def worse_each_time(trainer):
     trial = trainer.val_trials[:1]
     return lambda **_: {
         "avg_PER": 0.5 + trainer.step / 100, "avg_loss": 1.0, "edits": 1, "phonemes": 2, "n_trials": 1, "day_PERs": {},
-        "trials": trial, "true_seq": [[1]], "decoded_seqs": [[1]],
+        "trials": trial, "true_seq": [[1]], "decoded_seqs": [[1]], "losses": [5.0], "n_frames": [1],
     }  # fmt: skip
 
 
