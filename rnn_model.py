@@ -149,6 +149,13 @@ class NoiseModel(nn.Module):
         if self.projection is not None:
             nn.init.xavier_uniform_(self.projection.weight)
 
+    def start_silent(self) -> None:
+        """Set the last layer's parameters such that every estimate is zero, and training can still move them."""
+        last = f"_l{self.recurrent.num_layers - 1}"
+        gru = [parameter for name, parameter in self.recurrent.gru.named_parameters() if name.endswith(last)]
+        for parameter in [*gru, self.recurrent.h0] if self.projection is None else self.projection.parameters():
+            nn.init.zeros_(parameter)
+
     def forward(
         self, x: torch.Tensor, state: torch.Tensor | None = None
     ) -> tuple[torch.Tensor | Projection, torch.Tensor]:

@@ -27,6 +27,7 @@ from checkpointing import (
     check_disk,
     check_same_run,
     copy_checkpoint,
+    find_checkpoint,
     flat_settings,
     latest_checkpoint,
     load_checkpoint,
@@ -46,6 +47,7 @@ from run_directory import PROFILE, choose_directories, hold_directory, release_d
 from training_log import go_on_in_file, log_to_file, log_to_terminal, progress_bar, speak_little
 from training_step import INITIALISATION, STEP_METRICS, TrainingStep
 from validation import picture_of_a_trial, save_validation, validate
+from weight_transfer import take_weights
 
 logger = logging.getLogger("b2txt")
 
@@ -93,6 +95,8 @@ class BrainToTextDecoder_Trainer:
         self._build()
         processes.on_main(lambda: check_disk(self.model, config))
         resumed = existing == "resume" and self._resume()
+        if config.init_from_checkpoint and not resumed:
+            processes.together(self._start_from_checkpoint)
         processes.on_main(lambda: self._take_directory(existing == "overwrite"))
         self._open_output(resumed)
 
@@ -132,6 +136,11 @@ class BrainToTextDecoder_Trainer:
         self.validations_without_gain = 0
         self._pending: list[torch.Tensor] = []  # STEP_METRICS (5,) of steps, on the device
         self._unlogged: list[np.ndarray] = []  # those fetched from it since the last line in the log
+
+    def _start_from_checkpoint(self) -> None:
+        path, _ = find_checkpoint(self.config.init_checkpoint_path)
+        take_weights(self.model, self.config, load_checkpoint(path), path)
+        self.backend.end_program("weights of another run")
 
     def _open_output(self, resumed: bool) -> None:
         config, backend = self.config, self.backend
@@ -477,6 +486,11 @@ class BrainToTextDecoder_Trainer:
         if not path.exists():
             raise CheckpointError(f"{path} is not on this host, {socket.gethostname()}: copy it there from the first")
         state = load_checkpoint(path)
+        if "optimizer_state_dict" not in state:
+            raise CheckpointError(
+                f"{path} is of the original decoder, whose run cannot be resumed; start from it in another output_dir: "
+                f"--set init_from_checkpoint=true init_checkpoint_path={path}"
+            )
         if self._seed_was_drawn:  # the run goes on with the one it drew at its start
             self.config.seed = state["config"]["seed"]
         check_same_run(state["config"], self.config.to_dict(), path)

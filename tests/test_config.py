@@ -237,7 +237,7 @@ def test_a_letter_left_out_of_a_key_is_answered_with_a_valid_key(key, position):
     ("override", "message"),
     [
         ("mode=test", "mode: only 'train' is known"),
-        ("init_from_checkpoint=true", "init_from_checkpoint: not available yet"),
+        ("init_from_checkpoint=true", "init_checkpoint_path: expected the run or checkpoint to start from"),
         ("gpu_number=-1", "gpu_number: expected the number of one GPU, from 0, found '-1'"),
         ("gpu_number=0,1", "gpu_number: expected the number of one GPU"),
         ("seed=-2", r"seed: expected a whole number \(at least -1\), found -2"),
