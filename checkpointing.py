@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
+from config import Config
 from original_format import OriginalFormatError, is_original, read_original
 
 logger = logging.getLogger("b2txt")
@@ -251,7 +252,8 @@ def check_disk(model: torch.nn.Module, config: Any) -> None:
 
 def check_same_run(saved: dict[str, Any], given: dict[str, Any], path: Path) -> None:
     """Refuse to resume with another model or other sessions; name the settings that changed otherwise."""
-    saved, given = flat_settings(saved), flat_settings(given)
+    # A key that is younger than the checkpoint had the effect of its default.
+    saved, given = flat_settings(Config().to_dict()) | flat_settings(saved), flat_settings(given)
     changed = [key for key in given if saved.get(key) != given[key] and not key.endswith(("_dir", "sessions"))]
     fatal = [k for k in changed if k in FIXED or (k.startswith("model.") and not k.endswith("dropout"))]
     if saved.get("dataset.sessions") != given["dataset.sessions"]:

@@ -67,6 +67,7 @@ class ModelConfig(Section):
     day_layers: Literal["per_branch", "shared"] = "per_branch"
     rnn_dropout: Probability = 0.4
     rnn_trainable: bool = True
+    output_trainable: bool = True
     patch_size: CountOrZero = 14
     patch_stride: CountOrZero = 4
     input_network: InputNetworkConfig = field(default_factory=InputNetworkConfig)

@@ -31,7 +31,11 @@ GROUP_TYPES = {"bias": "bias", "day_layers": "day_layer", "other": "other"}  # i
 OWN_SETTINGS = (  # that the original does not know
     *("use_tpu", "num_tpu_cores", "gradient_accumulation_steps", "log_with", "adversarial", "decoder"),
     *("model.architecture", "model.noise_units", "model.noise_n_layers", "model.noisy_n_layers", "model.day_layers"),
-    *("dataset.n_time_buckets", *(f"dataset.data_transforms.{name}" for name in OWN_TRANSFORMS)),
+    *(
+        "model.output_trainable",
+        "dataset.n_time_buckets",
+        *(f"dataset.data_transforms.{name}" for name in OWN_TRANSFORMS),
+    ),
 )
 
 

@@ -434,8 +434,9 @@ def _mean_square(noise: torch.Tensor | Projection) -> torch.Tensor:
 def build_model(config: Any) -> Decoder:
     """The model that a configuration (see config.py) describes, on the default device, in float32.
 
-    Parts that the configuration holds fixed (`model.rnn_trainable`, `model.input_network.input_trainable`), and
-    the NoisySpeechModel where `adversarial.enabled` is false, take no gradient.
+    What the configuration holds fixed (`model.rnn_trainable`, `model.output_trainable`,
+    `model.input_network.input_trainable`) takes no gradient, nor does the NoisySpeechModel where `adversarial.enabled`
+    is false.
     """
     model, dataset = config.model, config.dataset
     common = {
@@ -462,7 +463,9 @@ def build_model(config: Any) -> Decoder:
         decoder.noisy_speech_model.requires_grad_(config.adversarial.enabled)
     for name, parameter in decoder.named_parameters():
         if "day_layers." in name:
-            parameter.requires_grad_(model.input_network.input_trainable)
-        elif RECURRENT.search(name) and not model.rnn_trainable:
+            trainable = model.input_network.input_trainable
+        else:
+            trainable = model.rnn_trainable if RECURRENT.search(name) else model.output_trainable
+        if not trainable:
             parameter.requires_grad_(False)
     return decoder

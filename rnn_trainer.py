@@ -488,8 +488,9 @@ class BrainToTextDecoder_Trainer:
         state = load_checkpoint(path)
         if "optimizer_state_dict" not in state:
             raise CheckpointError(
-                f"{path} is of the original decoder, whose run cannot be resumed; start from it in another output_dir: "
-                f"--set init_from_checkpoint=true init_checkpoint_path={path}"
+                f"{path} cannot be resumed: there is no optimiser's state in it (the original decoder's, and what "
+                "finetune_session.py writes, have none); start from it in another output_dir: --set "
+                f"init_from_checkpoint=true init_checkpoint_path={path}"
             )
         if self._seed_was_drawn:  # the run goes on with the one it drew at its start
             self.config.seed = state["config"]["seed"]

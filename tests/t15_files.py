@@ -15,7 +15,13 @@ TRIALS_A_BLOCK = 10
 
 
 def write_split(
-    root: Path, session: str, split: str, lengths: Sequence[int], labels: Sequence[int] = (5, 5, 40), seed: int = 0
+    root: Path,
+    session: str,
+    split: str,
+    lengths: Sequence[int],
+    labels: Sequence[int] = (5, 5, 40),
+    seed: int = 0,
+    n_features: int = N_FEATURES,
 ) -> Path:
     """One file of trials of the given lengths, block 1 trial 0 to 9, block 2 and so on; unlabelled for 'test'."""
     path = Path(root) / session / f"data_{split}.hdf5"
@@ -23,7 +29,7 @@ def write_split(
     rng = np.random.default_rng([seed, *session.encode(), *split.encode()])
     with h5py.File(path, "w") as file:
         for i, length in enumerate(lengths):
-            features = rng.normal(size=(length, N_FEATURES)).astype(np.float32)
+            features = rng.normal(size=(length, n_features)).astype(np.float32)
             block, trial = 1 + i // TRIALS_A_BLOCK, i % TRIALS_A_BLOCK
             with_labels = () if split == "test" else (list(labels), "a sentence")
             write_trial(file, f"trial_{i:04d}", features, session, block, trial, *with_labels)

@@ -203,5 +203,11 @@ def test_parts_held_fixed_take_no_gradient():
     assert fixed(tiny_model(**SINGLE, model__rnn_trainable=False, model__n_layers=1)) == {
         "h0", "gru.weight_ih_l0", "gru.weight_hh_l0", "gru.bias_ih_l0", "gru.bias_hh_l0",
     }  # fmt: skip
+    outputs = fixed(tiny_model(model__output_trainable=False))
+    assert outputs == {
+        f"{part}.{kind}"
+        for part in ("noise_model.projection", "clean_speech_model.out", "noisy_speech_model.out")
+        for kind in ("weight", "bias")
+    }
     adversary = fixed(tiny_model(adversarial__enabled=False))
     assert adversary and all(name.startswith("noisy_speech_model.") for name in adversary)

@@ -164,5 +164,5 @@ def test_a_path_that_holds_no_checkpoint_is_refused_before_anything_is_written(m
 
 def test_a_run_of_the_original_is_not_resumed_but_started_from(make_trainer, tmp_path):
     write_original_run(tmp_path)
-    with pytest.raises(CheckpointError, match=r"cannot be resumed; start from it .* init_from_checkpoint=true"):
+    with pytest.raises(CheckpointError, match=r"cannot be resumed: .* start from it .* init_from_checkpoint=true"):
         make_trainer(existing="resume", output_dir=tmp_path / "run")
