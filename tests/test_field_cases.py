@@ -8,7 +8,9 @@ The number in a test's name is the case's. Faults of other parts are tested besi
     5-7 torch_xla beside a CPU run          test_backend
     8 an output directory used twice        test_end_to_end: an_earlier_run
     9, 15 checkpoints                       test_checkpointing
-    10 resuming                             test_end_to_end: a_killed_and_resumed_run
+    10 resuming                             test_end_to_end: a_killed_and_resumed_run; test_documented_use: a_killed_run
+    11, 12 checkpoints of CUDA, mismatched  test_original_format
+    13 other preprocessing                  test_evaluate_model: the_checkpoint_all_else; test_original_format
     14 final and periodic checkpoints       test_rnn_trainer: only_the_named_checkpoints
     24, 29, 30, 31, 33 several processes    test_processes, test_dataset
     26 no clipping                          test_rnn_trainer: clipping

@@ -3,8 +3,10 @@
 import argparse
 import logging
 
+import h5py
 import pytest
 import torch
+import yaml
 from original import (
     SESSIONS,
     OriginalDecoder,
@@ -13,11 +15,16 @@ from original import (
     tiny_original,
     write_original_run,
 )
+from t15_files import write_split
+from trained_run import evaluate, rows_of
 
 import convert_checkpoint
 from checkpointing import CheckpointError, load_checkpoint
 from config import config_from_dict
+from ctc import greedy_collapse
+from data_augmentations import transform_data
 from evaluate_model import load_model
+from evaluate_model_helpers import edit_distance, phonemes_to_text
 from optimizer import make_optimizer
 from original_format import original_args as written_args
 from original_format import per_day, stacked
@@ -129,6 +136,33 @@ def test_keys_that_only_the_original_s_forks_know_are_said_and_passed_over(tmp_p
     with caplog.at_level(logging.WARNING, logger="b2txt"):
         load_model(tmp_path / "run")
     assert "args.yaml: dataset.wavelet is unknown and not used" in caplog.text
+
+
+def test_13_a_run_of_the_original_is_evaluated_with_its_own_preprocessing_whatever_the_configuration_says(
+    tmp_path, caplog
+):
+    original = write_original_run(tmp_path)
+    for number, session in enumerate(SESSIONS):
+        write_split(tmp_path / "data", session, "val", [40, 61], seed=number, n_features=6)
+    args = original_args(tmp_path, neural_dim=6)
+    args["dataset"]["data_transforms"]["smooth_kernel_std"] = 9
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(args))
+    with caplog.at_level(logging.WARNING, logger="b2txt"):
+        results = evaluate(tmp_path / "run", tmp_path / "other.yaml", device="cpu", lm="none")
+    assert "smooth_kernel_std is 9.0 in the configuration and 2.0 in the checkpoint; the checkpoint's" in caplog.text
+    rows = rows_of(tmp_path / "run" / "predictions_val.csv")
+    edits = 0
+    for day, session in enumerate(SESSIONS):
+        with h5py.File(tmp_path / "data" / session / "data_val.hdf5") as file:
+            for key in sorted(file):
+                features = torch.from_numpy(file[key]["input_features"][()])[None]
+                lengths = torch.tensor([features.shape[1]])
+                transforms = config_from_dict(original_args(tmp_path)).dataset.data_transforms
+                features, _ = transform_data(features, lengths, transforms, training=False)
+                decoded = greedy_collapse(original(features, torch.tensor([day]))[0].argmax(-1))
+                assert phonemes_to_text(decoded) == rows.pop(0)["predicted_phonemes"]
+                edits += edit_distance([5, 5, 40], decoded)
+    assert results["per"] == edits / (6 * 3) and not rows
 
 
 # ---- writing
