@@ -33,6 +33,7 @@ from training_log import log_to_terminal
 from word_evaluation import WordOptions, make_words
 
 CLEAR_LINE, LINE_UP = "\x1b[2K", "\x1b[1A"
+LABEL = 10  # columns before phonemes and words
 
 
 class Replay(NamedTuple):
@@ -48,7 +49,7 @@ def replay(
     decoder: StreamingDecoder,
     features: np.ndarray,
     speed: float = 1.0,
-    show: Callable[[list[int], str | None], None] = lambda phonemes, text: None,
+    show: Callable[[list[int], str | None, float | None], None] = lambda phonemes, text, delay: None,
 ) -> Replay:
     """Push a trial's bins at the times at which they came.
 
@@ -56,7 +57,8 @@ def replay(
         decoder: at the start of a trial.
         features: (T, F).
         speed: of the clock, 1 for real time.
-        show: is given the phonemes and the words so far, after each push that brings a patch.
+        show: is given the phonemes and the words so far and the last delay that is known, after each push that brings
+            a patch.
     """
     model, delays = decoder.config.model, []
     size, stride = (model.patch_size, model.patch_stride) if model.patch_size else (1, 1)
@@ -65,7 +67,7 @@ def replay(
 
     def bring(logits: torch.Tensor) -> None:
         if len(logits):
-            show(decoder.phonemes, decoder.text)
+            show(decoder.phonemes, decoder.text, delays[-1] if delays else None)
             now, n_before = time.perf_counter() - start, len(delays)
             for patch in range(n_before, n_before + len(logits)):
                 delays.append(now - seconds * (size + stride * patch))  # its last bin has ended then
@@ -78,15 +80,16 @@ def replay(
 
 
 class LiveLines:
-    """Phonemes on one line of a terminal, words on the next, each cut to its end where it is too long."""
+    """Delay and phonemes on one line of a terminal, words on the next; of long ones the end."""
 
     def __init__(self) -> None:
         self.n_shown = 0
 
-    def __call__(self, phonemes: list[int], text: str | None) -> None:
-        width = shutil.get_terminal_size().columns - 1
-        lines = [phonemes_to_text(phonemes), *([] if text is None else [text])]
-        shown = "\n".join(CLEAR_LINE + line[-width:] for line in lines)
+    def __call__(self, phonemes: list[int], text: str | None, delay: float | None) -> None:
+        lines = ["" if delay is None else f"{1000 * delay:.0f} ms", ""][: 1 if text is None else 2]
+        width = max(shutil.get_terminal_size().columns - LABEL - 1, 1)
+        pairs = zip(lines, (phonemes_to_text(phonemes), text), strict=False)
+        shown = "\n".join(f"{CLEAR_LINE}{label:{LABEL}}{content[-width:]}" for label, content in pairs)
         sys.stdout.write("\r" + LINE_UP * max(self.n_shown - 1, 0) + shown)
         sys.stdout.flush()
         self.n_shown = len(lines)
@@ -164,13 +167,13 @@ def demo(
     config = evaluation_config(load_checkpoint(path), data_dir=data_dir)
     chosen = find_trial(config, eval_type, session, trial)
     features = read_features(config, chosen)
-    with tempfile.TemporaryDirectory() as folder:  # of the n-gram's file, which is in memory then
-        words = make_words(options, config, None, Path(folder), eval_type).decoder
     # One core is fast enough, and several wait for each other: on a machine that does other work, for long at times.
     torch.set_num_threads(1)
-    decoder = StreamingDecoder(
-        path, chosen.session, accept_delay=accept_delay, z_score_seconds=z_score_seconds, words=words
-    )
+    decoder = StreamingDecoder(path, chosen.session, accept_delay=accept_delay, z_score_seconds=z_score_seconds)
+    if options.kind != "none":
+        with tempfile.TemporaryDirectory() as folder:  # of the n-gram's file, which is in memory then
+            decoder.words = make_words(options, config, None, Path(folder), eval_type).decoder
+        decoder.reset()
     print(f"{chosen.session} {chosen.key}, block {chosen.block_num}: {len(features) * BIN_SECONDS:.1f} s", flush=True)
     live = LiveLines() if sys.stdout.isatty() else None
     try:

@@ -42,10 +42,11 @@ class StreamingDecoder:
     Attributes:
         config: of the model.
         session: whose day layer is used.
+        words: decodes sentences too, from the next reset on; None: phonemes alone.
         delay_bins: how many bins later than a patch's last one its logits come; 0 with causal smoothing.
         weight_bytes: of the weights that each patch reads.
         phonemes: classes of the trial so far, decoded greedily: repeats merged, blanks removed.
-        hypotheses: sentences of the trial, best first, once it has ended; None before, or without `words`.
+        hypotheses: sentences of the trial, best first, once it has ended; None before, or without words.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class StreamingDecoder:
                 with the usual one.
             z_score_seconds: z-score the features by their running statistics, with this time constant (see
                 RunningZScore), for bins as they are recorded. The published features are z-scored already: None.
-            words: decodes sentences as well.
+            words: the attribute.
         Raises:
             ValueError: the checkpoint cannot be read, the session is none of its, its smoothing sees later bins and
                 accept_delay is False, or the time constant is too short.
@@ -88,7 +89,7 @@ class StreamingDecoder:
             for _ in range(max(self.config.model.patch_size, 1)):  # a first patch takes longer: it is none of a trial's
                 self._network.push(torch.zeros(1, width))
         self.weight_bytes = self._network.weight_bytes
-        self._decoder_of_words = words
+        self.words = words
         self.reset()
 
     def reset(self) -> None:
@@ -98,7 +99,7 @@ class StreamingDecoder:
         self.phonemes: list[int] = []
         self.hypotheses: list[Hypothesis] | None = None
         self._last_class, self._ended = BLANK, False
-        self._words: WordStream | None = self._decoder_of_words and self._decoder_of_words.stream()
+        self._sentence: WordStream | None = None if self.words is None else self.words.stream()
 
     @torch.no_grad()
     def push(self, bins: Any) -> torch.Tensor:
@@ -126,14 +127,14 @@ class StreamingDecoder:
         self._check_open()
         logits = self._decode(self._smoother.flush())
         self._ended = True
-        if self._words is not None:
-            self.hypotheses = self._words.finish()
+        if self._sentence is not None:
+            self.hypotheses = self._sentence.finish()
         return logits
 
     @property
     def text(self) -> str | None:
-        """The words so far; what comes may change them. None without `words`."""
-        return None if self._words is None else self._words.text
+        """The words so far; what comes may change them. None without a decoder of words."""
+        return None if self._sentence is None else self._sentence.text
 
     def _check_open(self) -> None:
         if self._ended:
@@ -170,8 +171,8 @@ class StreamingDecoder:
         emitted = greedy_collapse(path)
         self.phonemes += emitted if self._last_class == BLANK else emitted[1:]  # the last one again
         self._last_class = path[-1]
-        if self._words is not None:
-            self._words.push(logits.log_softmax(-1).numpy())
+        if self._sentence is not None:
+            self._sentence.push(logits.log_softmax(-1).numpy())
         return logits
 
 
