@@ -194,12 +194,15 @@ def format_replay(found: Replay, true_sentence: str, speed: float, delay_bins: i
     if found.delays:
         p50, p99, worst = (1000 * np.quantile(found.delays, share) for share in (0.5, 0.99, 1.0))
         clock = "" if speed == 1 else f", at {speed:g} times real time"
-        waiting = BIN_SECONDS / speed * delay_bins
-        of_which = f"; {1000 * waiting:.0f} ms of it wait for the smoothing's later bins" if delay_bins else ""
         lines.append(
-            f"delay     p50 {p50:.1f} ms, p99 {p99:.1f} ms, worst {worst:.1f} ms from a patch's last bin to its "
-            f"phonemes, {len(found.delays)} patches{clock}{of_which}"
+            f"delay     p50 {p50:.1f} ms, p99 {p99:.1f} ms, worst {worst:.1f} ms "
+            f"from a patch's last bin to its phonemes ({len(found.delays)} patches{clock})"
         )
+        if delay_bins:
+            waiting = 1000 * BIN_SECONDS / speed * delay_bins
+            lines.append(
+                f"          {waiting:.0f} ms of it wait for the {delay_bins} later bins that the smoothing sees"
+            )
     else:
         lines.append("delay     none: the trial is shorter than one patch")
     return "\n".join(lines)

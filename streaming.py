@@ -234,11 +234,11 @@ class _Smoother:
             )
         self.delay = len(future)
         self._taps = torch.tensor([*past[::-1], *future])[None]  # in order of time
-        self._empty = torch.zeros(self._taps.shape[1], width)
+        self._zeros = torch.zeros(self._taps.shape[1], width)
         self.reset()
 
     def reset(self) -> None:
-        self._window, self._n_missing = self._empty, self.delay
+        self._window, self._n_missing = self._zeros, self.delay
 
     def push(self, features: torch.Tensor) -> torch.Tensor | None:
         """features (1, F) -> (1, F) of the bin `delay` bins before; None where that is before the trial."""
@@ -250,7 +250,7 @@ class _Smoother:
 
     def flush(self) -> list[torch.Tensor]:
         """What zeros behind the trial bring out of it."""
-        smoothed = [self.push(self._empty[:1]) for _ in range(self.delay)]
+        smoothed = [self.push(self._zeros[:1]) for _ in range(self.delay)]
         return [features for features in smoothed if features is not None]
 
 
