@@ -45,11 +45,13 @@ def timed(work: Callable[[], object]) -> float:
     return 1000 * (time.perf_counter() - start)
 
 
-def write_checkpoint(config: Config, path: Path) -> None:
-    """Of a model of random weights."""
+def write_checkpoint(config: Config, path: Path) -> torch.nn.Module:
+    """Of a model of random weights, which is returned."""
     torch.manual_seed(0)
-    state = {"model_state_dict": build_model(config).state_dict(), "step": 0, "config": config.to_dict()}
+    model = build_model(config).eval()
+    state = {"model_state_dict": model.state_dict(), "step": 0, "config": config.to_dict()}
     save_checkpoint(state | {"preprocessing": {}, "sessions": config.dataset.sessions}, path)
+    return model
 
 
 def offline(decoder: StreamingDecoder, model: torch.nn.Module, bins: torch.Tensor, day: torch.Tensor) -> torch.Tensor:
@@ -65,12 +67,10 @@ def measure(options: argparse.Namespace, folder: Path) -> dict:
     config = load_config(options.config_path, ["dataset.data_transforms.smooth_causal=true"])
     size, stride = config.model.patch_size, config.model.patch_stride
     path = folder / "checkpoint"
-    write_checkpoint(config, path)
+    model = write_checkpoint(config, path)
     start = time.perf_counter()
     decoder = StreamingDecoder(path)
     load_seconds = time.perf_counter() - start
-    model = build_model(config).eval()
-    model.load_weights(path)
     day = torch.tensor([len(config.dataset.sessions) - 1])
 
     columns = 7168
