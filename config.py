@@ -97,6 +97,7 @@ class DataTransformsConfig(Section):
     smooth_data: bool = True
     smooth_kernel_std: Annotated[float, Range(above=0, below=39)] = 2.0  # beyond, every tap is under 0.01
     smooth_kernel_size: Count = 100
+    smooth_causal: bool = False
 
 
 @dataclass

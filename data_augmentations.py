@@ -152,22 +152,36 @@ def gaussian_kernel(std: float, size: int) -> tuple[float, ...]:
     return tuple(tap / math.fsum(taps) for tap in taps)
 
 
-def gaussian_smooth(features: torch.Tensor, kernel_std: float, kernel_size: int) -> torch.Tensor:
-    """Smooths features (B, T, F) over time by `gaussian_kernel`; T stays, bins beyond either end count as
+def smoothing_taps(std: float, size: int, causal: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """What a bin and those before it weigh, nearest first, and what those after it weigh; summing to 1 together.
+
+    They are those of `gaussian_kernel`. Causal: its half up to the bin, normalised again, and none after it.
+    """
+    taps = gaussian_kernel(float(std), int(size))
+    half = len(taps) // 2
+    past, future = taps[half:], taps[half + 1 :]  # the kernel is symmetric
+    if causal:
+        past, future = tuple(tap / math.fsum(past) for tap in past), ()
+    return past, future
+
+
+def gaussian_smooth(features: torch.Tensor, kernel_std: float, kernel_size: int, causal: bool = False) -> torch.Tensor:
+    """Smooths features (B, T, F) over time by `smoothing_taps`; T stays, bins beyond either end count as
     zero.
 
     A sum of shifted slices, and no convolution: it is exact in every dtype (a convolution multiplies in TF32
     on CUDA, in bf16 on TPU, and lacks bf16 on some CPUs), and a bin's sum does not depend on T. bf16 is
     summed in float32. Padding next to a trial's end gets its tail: `transform_data` clears it.
     """
-    taps = gaussian_kernel(float(kernel_std), int(kernel_size))
-    half, bins = len(taps) // 2, features.shape[1]
+    past, future = smoothing_taps(kernel_std, kernel_size, causal)
+    before, bins = len(past) - 1, features.shape[1]
     wide = torch.promote_types(features.dtype, torch.float32)
-    padded = F.pad(features.to(wide), (0, 0, half, half))
-    smoothed = padded[:, half : half + bins] * taps[half]
-    for k in range(1, half + 1):
-        smoothed = smoothed.add_(padded[:, half - k : half - k + bins], alpha=taps[half - k])
-        smoothed = smoothed.add_(padded[:, half + k : half + k + bins], alpha=taps[half + k])
+    padded = F.pad(features.to(wide), (0, 0, before, len(future)))
+    smoothed = padded[:, before : before + bins] * past[0]
+    for k in range(1, before + 1):
+        smoothed = smoothed.add_(padded[:, before - k : before - k + bins], alpha=past[k])
+        if future:
+            smoothed = smoothed.add_(padded[:, before + k : before + k + bins], alpha=future[k - 1])
     return smoothed.to(features.dtype)
 
 
@@ -209,6 +223,6 @@ def transform_data(
         if t.n_channel_masks > 0 and t.channel_mask_size > 0:
             features = channel_masks(features, t.n_channel_masks, t.channel_mask_size, generator)
     if t.smooth_data:
-        features = gaussian_smooth(features, t.smooth_kernel_std, t.smooth_kernel_size)
+        features = gaussian_smooth(features, t.smooth_kernel_std, t.smooth_kernel_size, t.smooth_causal)
         features = zero_padding(features, n_time_steps)
     return features, n_time_steps

@@ -71,7 +71,7 @@ EVAL_TYPES = ("val", "test")
 ONE_PROCESS = "evaluation runs in one process: start it with `python evaluate_model.py`, not a launcher"
 # Settings of the model that decide nothing once it is trained (its input network is as wide as its features).
 TRAINING_ONLY = ("rnn_dropout", "rnn_trainable", "output_trainable", "input_network")
-SMOOTHING = ("smooth_data", "smooth_kernel_std", "smooth_kernel_size")
+SMOOTHING = ("smooth_data", "smooth_kernel_std", "smooth_kernel_size", "smooth_causal")
 
 
 def evaluation(

@@ -118,7 +118,7 @@ class NgramDecoder:
     def _search_with(self, settings: DecoderConfig) -> None:
         text, _ = _import_flashlight()
         self.settings = settings.copy()
-        options = text.LexiconDecoderOptions(
+        self._options = text.LexiconDecoderOptions(
             beam_size=settings.beam_size,
             beam_size_token=len(PHONEMES),
             beam_threshold=settings.beam_threshold,
@@ -129,8 +129,6 @@ class NgramDecoder:
             log_add=False,
             criterion_type=text.CriterionType.CTC,
         )
-        unknown = self._dictionary.get_index(UNKNOWN)
-        self._search = text.LexiconDecoder(options, self._trie, self._lm, SILENCE, BLANK, unknown, [], False)
 
     def with_settings(self, settings: DecoderConfig) -> "NgramDecoder":
         """A decoder of the same lexicon and language model, which are shared, with other settings."""
@@ -149,22 +147,22 @@ class NgramDecoder:
         Raises:
             LanguageModelError: emissions of another shape, or not finite.
         """
-        emissions, skipped = _emissions(log_probs, self.settings)
-        if not len(emissions):
-            return [Hypothesis("", 0.0, 0.0, 0.0)]
-        scale = self.settings.acoustic_scale
-        hypotheses: dict[str, Hypothesis] = {}
-        results = self._search.decode(emissions.ctypes.data, *emissions.shape)
-        texts = [" ".join(self._dictionary.get_entry(i) for i in result.words if i >= 0) for result in results]
-        # Flashlight leaves ties in an order that changes with every run.
-        for words, result in sorted(zip(texts, results, strict=True), key=lambda pair: (-pair[1].score, pair[0])):
-            if words not in hypotheses:  # the same words with other pronunciations come later, as less likely
-                acoustic = result.emittingModelScore / scale + skipped
-                lm_score = result.lmScore * LN_10 if self.has_lm else 0.0
-                hypotheses[words] = Hypothesis(words, result.score + scale * skipped, acoustic, lm_score)
-                if len(hypotheses) == self.settings.n_best:
-                    break
-        return list(hypotheses.values())
+        stream = self.stream()
+        stream.push(log_probs)
+        return stream.finish()
+
+    def stream(self) -> "WordStream":
+        """The decoding of one trial whose frames come one after the other. Several may be under way at once."""
+        return WordStream(self)
+
+    def _new_search(self):
+        text, _ = _import_flashlight()
+        unknown = self._dictionary.get_index(UNKNOWN)
+        return text.LexiconDecoder(self._options, self._trie, self._lm, SILENCE, BLANK, unknown, [], False)
+
+    def _text(self, result) -> str:
+        """The words of a result of flashlight's, where an index below 0 stands for none."""
+        return " ".join(self._dictionary.get_entry(index) for index in result.words if index >= 0)
 
     def perplexity(self, sentences: Iterable[str]) -> tuple[float, float]:
         """How well the language model foresees sentences in normal form.
@@ -194,6 +192,70 @@ class NgramDecoder:
         if not n_sentences:
             raise LanguageModelError("a perplexity needs sentences")
         return math.exp(-total * LN_10 / (n_words - n_outside + n_sentences)), n_outside / max(n_words, 1)
+
+
+class WordStream:
+    """A trial that is decoded while it comes: in whatever chunks, the hypotheses are those of the whole.
+
+    Made by `NgramDecoder.stream`.
+    """
+
+    def __init__(self, decoder: NgramDecoder):
+        self._decoder = decoder
+        self._search = decoder._new_search()
+        self._search.decode_begin()
+        self._after_certain_blank = False
+        self._n_searched, self._skipped = 0, []
+        self._hypotheses: list[Hypothesis] | None = None
+
+    def push(self, log_probs: np.ndarray) -> None:
+        """Take the next frames.
+
+        Args:
+            log_probs: (P, C) as to `NgramDecoder.decode`, P of 0 or more.
+        Raises:
+            LanguageModelError: as `NgramDecoder.decode`, and nothing is taken then; or the trial has ended.
+        """
+        if self._hypotheses is not None:
+            raise LanguageModelError("the trial has ended: NgramDecoder.stream() begins the next")
+        emissions, skipped, after_certain_blank = _emissions(
+            log_probs, self._decoder.settings, self._after_certain_blank
+        )
+        if len(emissions):
+            self._search.decode_step(emissions.ctypes.data, *emissions.shape)
+        self._after_certain_blank = after_certain_blank
+        self._n_searched += len(emissions)
+        self._skipped += skipped
+
+    @property
+    def text(self) -> str:
+        """The words of the likeliest path so far, without the one that has not ended; what comes may change them."""
+        if self._hypotheses is not None:
+            return self._hypotheses[0].text
+        return self._decoder._text(self._search.get_best_hypothesis()) if self._n_searched else ""
+
+    def finish(self) -> list[Hypothesis]:
+        """The trial's hypotheses, as `NgramDecoder.decode` gives them of all its frames."""
+        if self._hypotheses is None:
+            self._hypotheses = self._ranked() if self._n_searched else [Hypothesis("", 0.0, 0.0, 0.0)]
+        return self._hypotheses
+
+    def _ranked(self) -> list[Hypothesis]:
+        decoder, settings = self._decoder, self._decoder.settings
+        self._search.decode_end()
+        results = self._search.get_all_final_hypothesis()
+        texts, skipped = map(decoder._text, results), math.fsum(self._skipped)
+        hypotheses: dict[str, Hypothesis] = {}
+        # Flashlight leaves ties in an order that changes with every run.
+        for words, result in sorted(zip(texts, results, strict=True), key=lambda pair: (-pair[1].score, pair[0])):
+            if words not in hypotheses:  # the same words with other pronunciations come later, as less likely
+                acoustic = result.emittingModelScore / settings.acoustic_scale + skipped
+                lm_score = result.lmScore * LN_10 if decoder.has_lm else 0.0
+                score = result.score + settings.acoustic_scale * skipped
+                hypotheses[words] = Hypothesis(words, score, acoustic, lm_score)
+                if len(hypotheses) == settings.n_best:
+                    break
+        return list(hypotheses.values())
 
 
 def _import_flashlight() -> tuple[ModuleType, ModuleType]:
@@ -250,20 +312,24 @@ def quiet_stderr() -> Iterator[None]:
         os.close(saved)
 
 
-def _emissions(log_probs: np.ndarray, settings: DecoderConfig) -> tuple[np.ndarray, float]:
+def _emissions(
+    log_probs: np.ndarray, settings: DecoderConfig, after_certain_blank: bool
+) -> tuple[np.ndarray, list[float], bool]:
     """What the search reads: float32, without the frames of certain blanks that follow one, penalised and scaled;
-    and the sum of the log-probabilities of blank in the frames left out, after the penalty."""
+    the log-probability of blank in each frame left out, after the penalty; and whether the last frame was a certain
+    blank, as the one before the first may have been."""
     log_probs = np.asarray(log_probs, dtype=np.float32)
     if log_probs.ndim != 2 or log_probs.shape[1] != len(PHONEMES):
         raise LanguageModelError(f"emissions must be (frames, {len(PHONEMES)}), not {log_probs.shape}")
     if np.isnan(log_probs).any() or (log_probs == np.inf).any():
         raise LanguageModelError("emissions hold NaN or infinity: the model that made them has diverged")
     certain = log_probs[:, BLANK] > CERTAIN_BLANK
-    skip = certain & np.concatenate([[False], certain[:-1]])
+    skip = certain & np.concatenate([[after_certain_blank], certain])[:-1]
     emissions = log_probs[~skip]  # a copy, whose blanks can be changed
     emissions[:, BLANK] -= settings.blank_penalty
     emissions *= settings.acoustic_scale
-    return np.ascontiguousarray(emissions), float((log_probs[skip, BLANK] - settings.blank_penalty).sum())
+    skipped = (log_probs[skip, BLANK] - settings.blank_penalty).tolist()
+    return np.ascontiguousarray(emissions), skipped, bool(certain[-1]) if len(certain) else after_certain_blank
 
 
 # ---- many trials, several processes ----

@@ -23,7 +23,7 @@ from typed_settings import look_up, put, read_yaml_file, remove_unknown
 
 logger = logging.getLogger("b2txt")
 
-OWN_TRANSFORMS = ("n_time_masks", "time_mask_bins", "n_channel_masks", "channel_mask_size")
+OWN_TRANSFORMS = ("n_time_masks", "time_mask_bins", "n_channel_masks", "channel_mask_size", "smooth_causal")
 DAY_PARAMETERS = {"day_weights": "day_layers.weights", "day_biases": "day_layers.biases"}
 PARAMETER = re.compile(r"(?:.*\.)?((?:day_weights|day_biases)\.\d+|gru\.(?:weight|bias)_[ih]h_l\d+|out\.\w+|h0)")
 SETTINGS = "args.yaml"
@@ -160,9 +160,14 @@ def original_checkpoint(checkpoint: Mapping[str, Any], config: Config) -> dict[s
         checkpoint: with the optimiser's state or without; one that was read from the original has none.
         config: of it.
     Raises:
-        OriginalFormatError: it is another decoder's.
+        OriginalFormatError: it is another decoder's, or one of causally smoothed features.
     """
-    step = checkpoint["step"]
+    transforms, step = config.dataset.data_transforms, checkpoint["step"]
+    if transforms.smooth_data and transforms.smooth_causal:
+        raise OriginalFormatError(
+            "it was trained with dataset.data_transforms.smooth_causal, and the original smooths over later bins as "
+            "well: there it would decode other features than it has learned"
+        )
     rates = learning_rates(step, config)
     written = {
         "model_state_dict": per_day(checkpoint["model_state_dict"]),

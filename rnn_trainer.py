@@ -458,6 +458,7 @@ class BrainToTextDecoder_Trainer:
                 "smooth_data": dataset.data_transforms.smooth_data,
                 "smooth_kernel_std": dataset.data_transforms.smooth_kernel_std,
                 "smooth_kernel_size": dataset.data_transforms.smooth_kernel_size,
+                "smooth_causal": dataset.data_transforms.smooth_causal,
                 "feature_subset": list(dataset.feature_subset) if dataset.feature_subset else None,
                 "patch_size": config.model.patch_size,
                 "patch_stride": config.model.patch_stride,

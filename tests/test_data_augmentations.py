@@ -23,7 +23,7 @@ from data_augmentations import (
 OFF = dict.fromkeys(("white_noise_std", "constant_offset_std", "random_walk_std", "static_gain_std"), 0.0)
 OFF |= {"random_cut": 0, "random_walk_axis": 1, "n_time_masks": 0, "time_mask_bins": 4}
 OFF |= {"n_channel_masks": 0, "channel_mask_size": 4}
-OFF |= {"smooth_data": False, "smooth_kernel_std": 2.0, "smooth_kernel_size": 100}
+OFF |= {"smooth_data": False, "smooth_kernel_std": 2.0, "smooth_kernel_size": 100, "smooth_causal": False}
 EACH = {
     "white noise": {"white_noise_std": 1.0},
     "constant offset": {"constant_offset_std": 0.2},
@@ -210,10 +210,11 @@ def test_padding_is_exactly_zero_whatever_is_switched_on(lengths, extra, channel
     extra=st.integers(0, 30),
     channels=st.integers(1, 9),
     std=st.sampled_from([0.5, 2.0, 4.0]),
+    causal=st.booleans(),
 )
-def test_evaluation_does_not_depend_on_padding_or_company(length, extra, channels, std):
+def test_evaluation_does_not_depend_on_padding_or_company(length, extra, channels, std, causal):
     features, n_time_steps = batch([length, length + extra], length + extra, channels)
-    chosen = transforms(**{**ALL, "smooth_kernel_std": std})
+    chosen = transforms(**{**ALL, "smooth_kernel_std": std, "smooth_causal": causal})
     alone, _ = transform_data(features[:1, :length], n_time_steps[:1], chosen, training=False)
     together, left = transform_data(features, n_time_steps, chosen, training=False)
     assert torch.equal(together[0, :length], alone[0])
@@ -256,6 +257,7 @@ def test_every_option_is_seen_and_the_same_seed_gives_the_same(name):
         ({"n_channel_masks": 1}, {"channel_mask_size": 8}),
         ({"smooth_data": True}, {"smooth_kernel_std": 1.0}),
         ({"smooth_data": True}, {"smooth_kernel_size": 5}),
+        ({"smooth_data": True}, {"smooth_causal": True}),
         ({"random_walk_std": 0.1}, {"random_walk_axis": -1}),
         ({"random_cut": 3}, {"random_cut": 9}),
         ({"n_time_masks": 1}, {"n_time_masks": 3}),
@@ -283,12 +285,13 @@ def test_a_given_generator_leaves_the_global_state_alone_and_none_uses_it():
     assert not torch.equal(first, second)
 
 
-def test_smoothing_comes_last_and_is_the_same_in_training_and_evaluation():
+@pytest.mark.parametrize("causal", [False, True])
+def test_smoothing_comes_last_and_is_the_same_in_training_and_evaluation(causal):
     features, n_time_steps = batch([30, 22], 36, 8)
-    smoothed = transforms(smooth_data=True)
+    smoothed = transforms(smooth_data=True, smooth_causal=causal)
     training, _ = transform_data(features, n_time_steps, smoothed, True, seeded())
     evaluation, _ = transform_data(features, n_time_steps, smoothed, False)
     assert torch.equal(training, evaluation)
     noisy, left = transform_data(features, n_time_steps, transforms(**{**ALL, "smooth_data": False}), True, seeded())
-    both, _ = transform_data(features, n_time_steps, transforms(**ALL), True, seeded())
-    assert torch.equal(both, zero_padding(gaussian_smooth(noisy, 2.0, 100), left))
+    both, _ = transform_data(features, n_time_steps, transforms(**ALL, smooth_causal=causal), True, seeded())
+    assert torch.equal(both, zero_padding(gaussian_smooth(noisy, 2.0, 100, causal), left))

@@ -183,6 +183,7 @@ def test_the_configuration_gives_the_data_and_the_checkpoint_all_else(root, capl
     config = make_config(root)
     config.dataset.dataset_dir, config.dataset.batch_size = str(root / "moved"), 5
     config.dataset.data_transforms.smooth_kernel_std = 5.0
+    config.dataset.data_transforms.smooth_causal = True
     config.model.n_units = 16
     config.model.rnn_dropout = 0.1  # without effect, so not worth a word
     config.dataset.sessions = [*SESSIONS[::-1], "t15.2023.08.18"]
@@ -192,10 +193,11 @@ def test_the_configuration_gives_the_data_and_the_checkpoint_all_else(root, capl
     assert other["per"] == own["per"] and other["edits"] == own["edits"]
     said = [record.getMessage() for record in caplog.records if "the checkpoint's is used" in record.getMessage()]
     assert [line.split()[0].rstrip(":") for line in said] == [
-        *("model.n_units", "dataset.data_transforms.smooth_kernel_std", "dataset.sessions")
+        *("model.n_units", *(f"dataset.data_transforms.smooth_{name}" for name in ("kernel_std", "causal"))),
+        "dataset.sessions",
     ]
     assert "is 16 in the configuration and 8 in the checkpoint" in said[0]
-    assert "t15.2023.08.18" in said[2]
+    assert "t15.2023.08.18" in said[3]
 
 
 def test_sessions_in_another_order_are_a_difference(root):

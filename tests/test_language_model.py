@@ -178,6 +178,66 @@ def test_any_emissions_give_a_sentence_of_the_lexicon(frames, seed):
     assert found and all(set(each.text.split()) <= set(small) and math.isfinite(each.score) for each in found)
 
 
+# ---- frames as they come
+
+
+def chunked(log_probs, borders):
+    """In pieces that end at the borders, some of them empty."""
+    return np.split(log_probs, sorted(min(border, len(log_probs)) for border in borders))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    n_frames=st.integers(0, 40),
+    borders=st.lists(st.integers(0, 40), max_size=8),
+    scale=st.sampled_from([0.7, 1.0]),
+)
+def test_a_trial_in_chunks_gives_the_hypotheses_of_the_whole(decoder, seed, n_frames, borders, scale):
+    """Scores to the last bit, with runs of certain blanks across the borders."""
+    rng = np.random.default_rng(seed)
+    probabilities = rng.dirichlet(np.full(len(PHONEMES), 0.1), size=n_frames) + 1e-6
+    certain = rng.random(n_frames) < 0.5
+    probabilities[certain] = 1e-6
+    probabilities[certain, BLANK] = rng.uniform(0.9992, 0.9999, certain.sum())
+    log_probs = np.log(probabilities).astype(np.float32)
+    decoder = decoder.with_settings(DecoderConfig(**PLAIN | {"blank_penalty": 0.3, "acoustic_scale": scale}))
+    stream = decoder.stream()
+    for chunk in chunked(log_probs, borders):
+        stream.push(chunk)
+    assert stream.finish() == decoder.decode(log_probs) and stream.text == stream.finish()[0].text
+
+
+def test_words_appear_once_they_have_ended(decoder, lexicon):
+    stream, seen = decoder.stream(), []
+    assert stream.text == ""
+    for frame in spoken(lexicon, "i want water"):
+        stream.push(frame[None])
+        seen.append(stream.text)
+    assert list(dict.fromkeys(seen)) == ["", "i", "i want", "i want water"]
+    assert [text for text in seen if text == "i want water"] and stream.finish()[0].text == "i want water"
+
+
+def test_streams_do_not_disturb_each_other_and_end_once(decoder, lexicon):
+    first, second = decoder.stream(), decoder.stream()
+    for one, two in zip(spoken(lexicon, "i see you"), spoken(lexicon, "no i do"), strict=False):
+        first.push(one[None])
+        second.push(two[None])
+        decoder.decode(spoken(lexicon, "hello you"))
+    assert first.finish()[0].text == "i see you"
+    with pytest.raises(LanguageModelError, match="ended"):
+        first.push(spoken(lexicon, "i"))
+
+
+def test_refused_frames_leave_a_stream_as_it_was(decoder, lexicon):
+    stream, log_probs = decoder.stream(), spoken(lexicon, "i see you")
+    stream.push(log_probs[:5])
+    with pytest.raises(LanguageModelError, match="NaN"):
+        stream.push(np.full((3, len(PHONEMES)), np.nan))
+    stream.push(log_probs[5:])
+    assert stream.finish() == decoder.decode(log_probs)
+
+
 def test_no_frames_and_only_blanks_give_an_empty_sentence(decoder):
     assert texts(decoder, np.empty((0, len(PHONEMES)))) == [""]
     assert texts(decoder, emissions(*[BLANK] * 8, certainty=0.9999))[0] == ""

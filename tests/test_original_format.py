@@ -248,6 +248,19 @@ def test_a_converted_run_is_opened_here_again_and_converts_to_itself(tmp_path):
     assert list(first) == list(second) and all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_a_causal_decoder_is_not_handed_to_code_that_would_smooth_over_later_bins(tmp_path):
+    trained(tmp_path)
+    path = tmp_path / "ours" / "checkpoint" / "best_checkpoint"
+    state = torch.load(path)
+    state["config"]["dataset"]["data_transforms"]["smooth_causal"] = True
+    torch.save(state, path)
+    with pytest.raises(CheckpointError, match="smooth_causal"):
+        convert_checkpoint.convert(tmp_path / "ours", tmp_path / "new")
+    state["config"]["dataset"]["data_transforms"]["smooth_data"] = False  # nothing is smoothed, there or here
+    torch.save(state, path)
+    convert_checkpoint.convert(tmp_path / "ours", tmp_path / "new")
+
+
 def test_what_cannot_be_converted_is_refused_and_nothing_is_overwritten(tmp_path, capsys):
     trained(tmp_path)
     path = tmp_path / "ours" / "checkpoint" / "best_checkpoint"

@@ -159,8 +159,8 @@ def test_a_checkpoint_holds_plain_values_and_its_preprocessing(make_trainer):
     trainer.train()
     state = load_checkpoint(trainer.checkpoint_dir / "best_checkpoint")
     assert state["preprocessing"] == {
-        "smooth_data": True, "smooth_kernel_std": 2, "smooth_kernel_size": 100, "feature_subset": None,
-        "patch_size": 14, "patch_stride": 4,
+        "smooth_data": True, "smooth_kernel_std": 2, "smooth_kernel_size": 100, "smooth_causal": False,
+        "feature_subset": None, "patch_size": 14, "patch_stride": 4,
     }  # fmt: skip
     assert state["sessions"] == trainer.config.dataset.sessions
     assert state["val_PER"] == trainer.best_PER

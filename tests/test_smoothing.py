@@ -1,11 +1,15 @@
 """The smoothing of training and evaluation against scipy and a plain convolution."""
 
+import math
+
 import numpy as np
 import pytest
 import scipy.ndimage
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from data_augmentations import gaussian_kernel, gaussian_smooth
+from data_augmentations import gaussian_kernel, gaussian_smooth, smoothing_taps
 
 
 def normal(trials, bins, channels, dtype=torch.float64):
@@ -63,6 +67,44 @@ def test_smoothing_in_other_dtypes(dtype, tolerance):
     )
 
 
-def test_smoothing_passes_gradients():
+@pytest.mark.parametrize("causal", [False, True])
+def test_smoothing_passes_gradients(causal):
     features = torch.randn(1, 12, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: gaussian_smooth(x, 1.0, 100), features)
+    assert torch.autograd.gradcheck(lambda x: gaussian_smooth(x, 1.0, 100, causal), features)
+
+
+# ---- causal
+
+
+def test_the_causal_kernel_is_the_half_up_to_the_bin_and_sums_to_one():
+    past, future = smoothing_taps(2.0, 100, causal=True)
+    weights = [math.exp(-0.5 * (offset / 2) ** 2) for offset in range(5)]
+    assert future == () and past == pytest.approx([weight / sum(weights) for weight in weights], rel=1e-12)
+    past, future = smoothing_taps(2.0, 100, causal=False)
+    assert (*future[::-1], *past) == gaussian_kernel(2.0, 100)
+
+
+@pytest.mark.parametrize("bins", [1, 3, 60])
+@pytest.mark.parametrize(("std", "size"), [(2.0, 100), (5.0, 11), (0.1, 100)])
+def test_causal_smoothing_is_the_formula(bins, std, size):
+    features = normal(2, bins, 3)
+    out = gaussian_smooth(features, std, size, causal=True)
+    taps, _ = smoothing_taps(std, size, causal=True)
+    for t in range(bins):
+        expected = sum(taps[k] * features[:, t - k] for k in range(min(len(taps), t + 1)))
+        torch.testing.assert_close(out[:, t], expected, rtol=0, atol=1e-14)
+
+
+@given(bins=st.integers(2, 30), at=st.integers(1, 29), std=st.sampled_from([0.5, 2.0, 8.0]))
+def test_no_later_bin_matters_to_causal_smoothing(bins, at, std):
+    features = normal(1, bins, 2)
+    changed = features.clone()
+    changed[:, min(at, bins - 1) :] = 1e6
+    before, after = (
+        gaussian_smooth(each, std, 100, causal=True)[:, : min(at, bins - 1)] for each in (features, changed)
+    )
+    assert torch.equal(before, after)
+    assert torch.equal(
+        gaussian_smooth(features[:, :at], std, 100, causal=True),
+        gaussian_smooth(features, std, 100, causal=True)[:, :at],
+    )
