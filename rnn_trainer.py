@@ -312,11 +312,13 @@ class BrainToTextDecoder_Trainer:
             | self.backend.program_counts(),
             self.step,
         )
+        parts = ""
+        if config.model.architecture != "gru":  # whose loss has one part
+            parts = " (clean {clean_ctc:.2f}, noisy {noisy_ctc:.2f}, noise L2 {noise_l2:.4f})".format(**mean)
         logger.info(
-            "batch %d: loss %.2f (clean %.2f, noisy %.2f, noise L2 %.4f), gradient norm %.2f, lr %.2g, %.1f trials/s",
-            self.step, mean["loss"], mean["clean_ctc"], mean["noisy_ctc"], mean["noise_l2"],
-            mean["gradient_norm"], rates[2], rate,
-        )  # fmt: skip
+            "batch %d: loss %.2f%s, gradient norm %.2f, lr %.2g, %.1f trials/s",
+            *(self.step, mean["loss"], parts, mean["gradient_norm"], rates[2], rate),
+        )
         self._show(loss=mean["loss"], trials_per_s=rate)
 
     def _show(self, **numbers: float) -> None:

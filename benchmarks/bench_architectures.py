@@ -3,8 +3,8 @@
     python benchmarks/bench_architectures.py                    # simulates, trains all three: 8 minutes on 2 cores
 
 All have the settings of rnn_args_quickstart.yaml; the single GRU has five layers, the original's number, in place of
-the three models. The first is trained as the original's code does it (benchmarks/reference.py): other batches, padded to
-their longest trial, in another order. Bar: this project's single GRU ends with a val PER at most 2 points above it.
+the three models. The first is trained as the original's code does it (benchmarks/reference.py): other batches, padded
+to their longest trial, in another order. Bar: this project's single GRU ends with a val PER at most 2 points above it.
 """
 
 import argparse
