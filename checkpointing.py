@@ -153,7 +153,7 @@ def check_parameters(model: torch.nn.Module, parameters: Mapping[str, torch.Tens
     """Refuse parameters other than the model's own: to take those that fit would give a decoder that decodes nothing.
 
     Raises:
-        CheckpointError: listing what is missing, unknown or of another shape.
+        CheckpointError: listing what is missing, unknown, of another shape, or not finite.
     """
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in parameters.items()}
@@ -163,6 +163,11 @@ def check_parameters(model: torch.nn.Module, parameters: Mapping[str, torch.Tens
         f"{name}: {found[name]} in the file, {shape} in the model"
         for name, shape in expected.items()
         if name in found and found[name] != shape
+    ]
+    lines += [
+        f"{name}: holds NaN or infinity, as after training that diverged"
+        for name, value in parameters.items()
+        if value.is_floating_point() and not value.is_meta and not torch.isfinite(value).all()
     ]
     if lines:
         more = [f"and {len(lines) - LISTED} more"] if len(lines) > LISTED else []
@@ -187,7 +192,7 @@ def find_checkpoint(model_path: str | Path) -> tuple[Path, Path]:
                 return directory / name, run
     raise CheckpointError(
         f"{path}: no checkpoint there (looked for best_checkpoint and last_checkpoint, in it and in its "
-        "checkpoint folder); train first, or give --model_path"
+        "checkpoint folder); train first, or name another"
     )
 
 

@@ -335,8 +335,6 @@ def _check_run(config: Config, refuse: Callable[..., None]) -> None:
         refuse(f"only 'train' is known, found {config.mode!r}; evaluate_model.py evaluates a model", "mode")
     if config.init_from_checkpoint and config.init_checkpoint_path is None:
         refuse("expected the run or checkpoint to start from (init_from_checkpoint is true)", "init_checkpoint_path")
-    if config.init_checkpoint_path is not None and not config.init_from_checkpoint:
-        refuse("would be read by init_from_checkpoint only, which is false; set it to null", "init_checkpoint_path")
     if not config.output_dir:
         refuse("expected a folder, found nothing", "output_dir")
     gpu_number = str(config.gpu_number)

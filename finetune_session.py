@@ -74,12 +74,12 @@ def finetune(
         ValueError: with what is wrong with the options, the checkpoint or the data, before anything is computed.
         FileExistsError: output_dir holds a checkpoint already.
     """
-    _check_options(train, trials, num_batches, learning_rate)
+    session = session.rstrip("/")
+    _check_options(session, train, trials, num_batches, learning_rate)
     path, _ = find_checkpoint(model_path)
-    directory = check_writable(Path(output_dir) / "checkpoint")
-    target = directory / "best_checkpoint"
-    if target.exists():
-        raise FileExistsError(f"{target}: there already; choose another --output_dir")
+    directory = Path(output_dir) / "checkpoint"
+    if (directory / "best_checkpoint").exists():
+        raise FileExistsError(f"{directory / 'best_checkpoint'}: there already; choose another --output_dir")
     checkpoint = load_checkpoint(path)
     whole = config_from_dict(checkpoint["config"])
     if data_dir is not None:
@@ -94,6 +94,7 @@ def finetune(
     backend.seed(config.seed, INITIALISATION)
     model = build_model(config)
     transfer = take_weights(model, config, checkpoint, path)
+    check_writable(directory)
     model.to(backend.device)
 
     def rate_of_errors() -> float | None:
@@ -110,8 +111,12 @@ def finetune(
     return results
 
 
-def _check_options(train: str, trials: int | None, num_batches: int, learning_rate: float) -> None:
+def _check_options(session: str, train: str, trials: int | None, num_batches: int, learning_rate: float) -> None:
     problems = []
+    if Path(session).name != session:
+        problems.append(
+            f"--session is the name of a folder in the data set, not {session!r}; --data_dir says where it is"
+        )
     if train not in PARTS:
         problems.append(f"--train is one of {', '.join(PARTS)}, not {train!r}")
     for name, value in (("trials", trials), ("num_batches", num_batches)):
@@ -156,11 +161,17 @@ def _session_config(whole: Config, session: str, train: str, num_batches: int, l
 
 def _session_trials(config: Config, session: str, n_trials: int | None) -> tuple[dict[str, list[Trial]], list[Trial]]:
     """Trials of 'train' and, where the session has the file, 'val'; and val trials that cannot be decoded."""
-    has_val = (Path(config.dataset.dataset_dir) / session / "data_val.hdf5").is_file()
+    root = Path(config.dataset.dataset_dir)
+    if root.is_dir() and not (root / session).is_dir():
+        there = sorted(path.name for path in root.iterdir() if path.is_dir())
+        raise DataError([f"{root} has no session {session!r}; it has {', '.join(there) or 'none'}"])
+    has_val = (root / session / "data_val.hdf5").is_file()
     left_out: list = []
     splits = {"val": []} | index_splits(config, ("train", "val") if has_val else ("train",), left_out=left_out)
     if not splits["train"]:
         raise DataError([f"{session}: no train trial can be used"])
+    if n_trials is not None and n_trials > len(splits["train"]):
+        logger.info("%s has %d train trials that can be used", session, len(splits["train"]))
     if n_trials is not None:
         splits["train"] = splits["train"][:n_trials]
     return splits, [trial for trial, _ in left_out if trial.split == "val"]
@@ -251,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("it has no val trials: its PER is not known")
     else:
         print(f"val PER {before:.1%} with the day layer of {results['started_from']}, {after:.1%} now")
-    print(f"evaluate: python evaluate_model.py --model_path {options.output_dir}")
+        print(f"evaluate, with the data of all its sessions: evaluate_model.py --model_path {options.output_dir}")
     return 0
 
 

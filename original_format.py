@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from config import Config, config_from_dict, n_features
-from optimizer import learning_rates
-from typed_settings import look_up, put, read_yaml_file, remove_unknown
+from optimizer import learning_rates, make_optimizer
+from rnn_model import build_model
+from typed_settings import ConfigError, look_up, put, read_yaml_file, remove_unknown
 
 logger = logging.getLogger("b2txt")
 
@@ -27,6 +28,12 @@ OWN_TRANSFORMS = ("n_time_masks", "time_mask_bins", "n_channel_masks", "channel_
 DAY_PARAMETERS = {"day_weights": "day_layers.weights", "day_biases": "day_layers.biases"}
 PARAMETER = re.compile(r"(?:.*\.)?((?:day_weights|day_biases)\.\d+|gru\.(?:weight|bias)_[ih]h_l\d+|out\.\w+|h0)")
 SETTINGS = "args.yaml"
+WRAPPER = "_orig_mod."  # its trainer loads into a compiled model, and its evaluation takes this off
+UNUSED = (  # its settings that say nothing of a trained model, and that others leave as it happens
+    *("mode", "gpu_number", "init_from_checkpoint", "init_checkpoint_path"),
+    *("dataset.test_percentage", "dataset.loader_shuffle", "dataset.must_include_days"),
+)
+STATES = ("optimizer_state_dict", "scheduler_state_dict")
 GROUP_TYPES = {"bias": "bias", "day_layers": "day_layer", "other": "other"}  # its names of the optimiser's groups
 OWN_SETTINGS = (  # that the original does not know
     *("use_tpu", "num_tpu_cores", "gradient_accumulation_steps", "log_with", "adversarial", "decoder"),
@@ -94,7 +101,7 @@ def read_original(state: Mapping[str, Any], path: Path, settings: str | Path | N
     if not settings.is_file():
         raise OriginalFormatError(
             f"{path}: is of the original decoder, whose sessions and preprocessing stand in {SETTINGS}: there is no "
-            f"{settings}; put it there, or name it with --config_path"
+            f"{settings}; put it there (evaluate_model.py and convert_checkpoint.py take one by --config_path)"
         )
     try:
         parameters = stacked(state["model_state_dict"])
@@ -110,11 +117,16 @@ def read_original(state: Mapping[str, Any], path: Path, settings: str | Path | N
         "sessions": list(config.dataset.sessions),
         "val_PER": _number(state.get("val_PER")),
         "val_loss": _number(state.get("val_loss")),
+        "original_states": {name: state[name] for name in STATES if name in state},
     }
 
 
 def _number(value: Any) -> float:
-    return float("nan") if value is None else float(value)
+    """NaN where it is no number: nothing rests on it."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return float("nan")
 
 
 def _read_settings(path: Path) -> Config:
@@ -125,8 +137,13 @@ def _read_settings(path: Path) -> Config:
         raise OriginalFormatError("\n  - ".join([f"{path}: cannot be read as settings:", *lines]))
     for key in remove_unknown(Config, data):
         logger.warning("%s: %s is unknown and not used", path, key)
-    # The original's paths start where it was run, which nobody knows: here.
-    return config_from_dict(data, ["model.architecture=gru", "adversarial.enabled=false"])
+    for key in UNUSED:
+        section, _, leaf = key.rpartition(".")
+        (look_up(data, section, {}) if section else data).pop(leaf, None)
+    try:  # the original's paths start where it was run, which nobody knows: here
+        return config_from_dict(data, ["model.architecture=gru", "adversarial.enabled=false"])
+    except ConfigError as error:
+        raise OriginalFormatError(f"{path}: {error}") from error
 
 
 # ---- writing
@@ -147,9 +164,7 @@ def per_day(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             + ", ".join(unknown[:3] or ["no day layers"])
         )
     days = {f"{old}.{day}": one.clone() for old, value in stacks.items() for day, one in enumerate(value)}
-    first = {
-        name: others.pop(name) for name in ["h0"] if name in others
-    }  # torch lists a module's own before its parts'
+    first = {name: others.pop(name) for name in ["h0"]}  # torch lists a module's own before its parts'
     return first | days | others
 
 
@@ -157,7 +172,7 @@ def original_checkpoint(checkpoint: Mapping[str, Any], config: Config) -> dict[s
     """What the original's trainer and evaluation read, from a checkpoint of a single-GRU decoder.
 
     Args:
-        checkpoint: with the optimiser's state or without; one that was read from the original has none.
+        checkpoint: with the optimiser's state, or without: it is then one of a training that begins.
         config: of it.
     Raises:
         OriginalFormatError: it is another decoder's, or one of causally smoothed features.
@@ -170,7 +185,7 @@ def original_checkpoint(checkpoint: Mapping[str, Any], config: Config) -> dict[s
         )
     rates = learning_rates(step, config)
     written = {
-        "model_state_dict": per_day(checkpoint["model_state_dict"]),
+        "model_state_dict": {WRAPPER + name: value for name, value in per_day(checkpoint["model_state_dict"]).items()},
         "scheduler_state_dict": {  # of torch's LambdaLR
             "base_lrs": [config.lr_max, config.lr_max_day, config.lr_max],
             "last_epoch": step,
@@ -180,9 +195,13 @@ def original_checkpoint(checkpoint: Mapping[str, Any], config: Config) -> dict[s
         },
         "val_PER": checkpoint.get("val_PER", float("nan")),
         "val_loss": checkpoint.get("val_loss", float("nan")),
-    }
-    if "optimizer_state_dict" in checkpoint:
-        written["optimizer_state_dict"] = _optimizer_per_day(checkpoint["optimizer_state_dict"], config)
+    } | checkpoint.get("original_states", {})
+    if "optimizer_state_dict" not in written:
+        state = checkpoint.get("optimizer_state_dict")
+        if state is None:  # as at the start of a training
+            with torch.device("meta"):
+                state = make_optimizer(build_model(config), config, "meta").state_dict()
+        written["optimizer_state_dict"] = _optimizer_per_day(state, config)
     return written
 
 

@@ -201,10 +201,16 @@ class NoisySpeechModel(SpeechModel):
 
 
 class Decoder(nn.Module):
-    """What both decoders have: patches of patch_size bins every patch_stride bins, and weights from a checkpoint."""
+    """What both decoders have: patches of patch_size bins every patch_stride bins, and weights from a checkpoint.
+
+    Attributes:
+        sessions, feature_subset: those of the configuration, where `build_model` made it.
+    """
 
     patch_size: int
     patch_stride: int
+    sessions: tuple[str, ...] | None = None
+    feature_subset: tuple[int, ...] | None = None
 
     def load_weights(self, model_path: str | os.PathLike) -> None:
         """Take all parameters from a checkpoint of this project or of the original decoder.
@@ -212,14 +218,37 @@ class Decoder(nn.Module):
         Args:
             model_path: run directory or checkpoint file.
         Raises:
-            CheckpointError: it cannot be read, or its parameters are not this model's; nothing is taken then.
+            CheckpointError: it cannot be read, its parameters are not this model's, or what it read was other
+                (sessions, or their order, which is that of the day layers; features; patches). Nothing is taken then.
         """
-        from checkpointing import check_parameters, find_checkpoint, load_checkpoint
+        from checkpointing import CheckpointError, check_parameters, find_checkpoint, load_checkpoint
+        from config import config_from_dict
 
         path, _ = find_checkpoint(model_path)
-        parameters = load_checkpoint(path)["model_state_dict"]
-        check_parameters(self, parameters, path)
-        self.load_state_dict(parameters)
+        checkpoint = load_checkpoint(path)
+        check_parameters(self, checkpoint["model_state_dict"], path)
+        config = config_from_dict(checkpoint["config"])
+        lines = self.other_inputs(config)
+        if self.sessions is not None and list(self.sessions) != config.dataset.sessions:
+            lines.append(
+                "its sessions are others, or in another order: init_from_checkpoint takes their day layers by name"
+            )
+        if lines:
+            raise CheckpointError("\n  - ".join([f"{path}: is of a model that reads its input otherwise:", *lines]))
+        self.load_state_dict(checkpoint["model_state_dict"])
+
+    def other_inputs(self, config: Any) -> list[str]:
+        """In what a configuration reads the features otherwise than this model: one line each."""
+        subset = config.dataset.feature_subset
+        theirs = {
+            "dataset.feature_subset": None if subset is None else tuple(subset),
+            "model.patch_size": config.model.patch_size,
+            "model.patch_stride": config.model.patch_stride,
+        }
+        ours = dict(zip(theirs, (self.feature_subset, self.patch_size, self.patch_stride), strict=True))
+        if self.sessions is None:  # of a model that no configuration made, nothing is known
+            del theirs["dataset.feature_subset"]
+        return [f"{key} is {value} there and {ours[key]} here" for key, value in theirs.items() if value != ours[key]]
 
 
 class GRUDecoder(Decoder, GRU):
@@ -461,6 +490,8 @@ def build_model(config: Any) -> Decoder:
             noisy_n_layers=model.noisy_n_layers,
         )
         decoder.noisy_speech_model.requires_grad_(config.adversarial.enabled)
+    decoder.sessions = tuple(dataset.sessions)
+    decoder.feature_subset = tuple(dataset.feature_subset) if dataset.feature_subset else None
     for name, parameter in decoder.named_parameters():
         if "day_layers." in name:
             trainable = model.input_network.input_trainable

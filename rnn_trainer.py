@@ -9,6 +9,7 @@ and resumed is the run that was not.
 """
 
 import contextlib
+import json
 import logging
 import math
 import os
@@ -37,13 +38,13 @@ from checkpointing import (
 from config import Config, check_config, config_from_dict, save_config
 from dataset import EvalBatches, TrainBatches, batch_shapes, make_loader
 from dataset_index import LISTED_AS_BAD, Trial, index_splits
-from evaluate_model_helpers import phonemes_to_text
+from evaluate_model_helpers import phonemes_to_text, write_text_atomically
 from inference import batch_logits, inference_batch
 from loss import adversarial_ramp
 from optimizer import learning_rates, make_optimizer
 from profiling import StepProfiler
 from rnn_model import build_model
-from run_directory import PROFILE, choose_directories, hold_directory, release_directory, remove_run
+from run_directory import PROFILE, TRIALS, choose_directories, hold_directory, release_directory, remove_run
 from training_log import go_on_in_file, log_to_file, log_to_terminal, progress_bar, speak_little
 from training_step import INITIALISATION, STEP_METRICS, TrainingStep
 from validation import picture_of_a_trial, save_validation, validate
@@ -149,6 +150,7 @@ class BrainToTextDecoder_Trainer:
             remove_temporary_files(self.checkpoint_dir)
             log_to_file(self.output_dir / "training_log")
             save_config(config, self.checkpoint_dir / "args.yaml")
+            self._list_trials()
         backend.start_trackers(flat_settings(config.to_dict()), self.step, self.output_dir)
         n_parameters = sum(p.numel() for p in self.model.parameters())
         self._log_device()
@@ -167,6 +169,16 @@ class BrainToTextDecoder_Trainer:
             len(self.train_trials), len(self.val_trials), list(self.train_batches.shapes.buckets),
         )  # fmt: skip
         logger.info("output: %s%s", self.output_dir, f", resumed after batch {self.step}" if resumed else "")
+
+    def _list_trials(self) -> None:
+        """Write which trials are used, as the original does: of each split and day index the file and trial numbers."""
+        listed: dict[str, dict[int, dict[str, Any]]] = {"train": {}, "val": {}}
+        for split, trials in (("train", self.train_trials), ("val", self.val_trials)):
+            for trial in trials:
+                of_day = listed[split].setdefault(trial.day, {"trials": [], "session_path": trial.path})
+                number = trial.key.rpartition("_")[2]
+                of_day["trials"].append(int(number) if number.isdecimal() else trial.key)
+        write_text_atomically(self.output_dir / TRIALS, json.dumps(listed) + "\n")
 
     def _take_the_log(self) -> None:
         """Write to this trainer's training_log, whichever trainer wrote to its own last."""

@@ -17,10 +17,11 @@ _held: dict[Path, TextIO] = {}  # lock files of this process; to close one is to
 # What a run and its evaluations write; overwriting removes these and nothing else.
 LAUNCH_LOGS = "launch_logs"  # of launch_tpu_training.py, which writes there before the run begins
 PROFILE = "profile"  # traces of steps
+TRIALS = "train_val_trials.json"  # which are used
 LOCK = ".in_use"  # held by the process that trains into the directory; it holds that process's number
 EVALUATION_LOCK = ".evaluating"  # by one that evaluates into it, which a training need not hinder
 _DOES = {LOCK: "trains into", EVALUATION_LOCK: "evaluates into"}
-RUN_ENTRIES = ("tensorboard", "training_log", PROFILE, LAUNCH_LOGS)
+RUN_ENTRIES = ("tensorboard", "training_log", PROFILE, TRIALS, LAUNCH_LOGS)
 CHECKPOINT_PATTERNS = (
     *("args.yaml", "best_checkpoint", "last_checkpoint", "*checkpoint_batch_*", ".*checkpoint.tmp"),
     "val_metrics.pkl",

@@ -198,8 +198,8 @@ def format_replay(found: Replay, true_sentence: str, speed: float, delay_bins: i
             f"delay     p50 {p50:.1f} ms, p99 {p99:.1f} ms, worst {worst:.1f} ms "
             f"from a patch's last bin to its phonemes ({len(found.delays)} patches{clock})"
         )
-        if delay_bins:
-            waiting = 1000 * BIN_SECONDS / speed * delay_bins
+        if delay_bins and speed == 1:
+            waiting = 1000 * BIN_SECONDS * delay_bins
             lines.append(
                 f"          {waiting:.0f} ms of it wait for the {delay_bins} later bins that the smoothing sees"
             )

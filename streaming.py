@@ -142,8 +142,13 @@ class StreamingDecoder:
 
     def _checked(self, bins: Any) -> torch.Tensor:
         """(n, F) float32, of the features that the model takes."""
-        bins = torch.as_tensor(bins, dtype=torch.float32, device="cpu")
         width = self.config.dataset.neural_dim
+        try:
+            bins = torch.as_tensor(bins, dtype=torch.float32, device="cpu")
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"bins are no numbers (bins, {width} features): {error}") from error
+        if bins.shape == (0,):  # an empty list
+            bins = bins.reshape(0, width)
         if bins.ndim != 2 or bins.shape[1] != width:
             raise ValueError(
                 f"bins are {tuple(bins.shape)}; they must be (bins, {width} features), one bin (1, {width})"

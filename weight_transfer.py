@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from checkpointing import LISTED, CheckpointError
+from checkpointing import LISTED, CheckpointError, check_parameters
 from config import Config, config_from_dict
 from evaluate_model_helpers import session_date
-from rnn_model import Decoder, GRUDecoder, TripleGRUDecoder
+from rnn_model import RECURRENT, Decoder, GRUDecoder, TripleGRUDecoder, build_model
 
 logger = logging.getLogger("b2txt")
 
@@ -50,15 +50,14 @@ class Transfer:
 def nearest_session(session: str, known: Sequence[str]) -> str:
     """The session itself where it is known, else the one nearest in date, the later of two as near.
 
-    Sessions that are not named after their dates, as t15.2023.08.11, are taken in the order of the list: the last is
-    the nearest.
+    Where it is not named after its date, as t15.2023.08.11, or none of those known is, the last of the list is nearest.
     """
     if session in known:
         return session
-    own, days = _day(session), [_day(name) for name in known]
-    if own is None or None in days:
+    own, days = _day(session), {name: day for name in known if (day := _day(name)) is not None}
+    if own is None or not days:
         return known[-1]
-    return min(zip(known, days, strict=True), key=lambda pair: (abs(pair[1] - own), -pair[1]))[0]
+    return min(days, key=lambda name: (abs(days[name] - own), -days[name]))
 
 
 def _day(session: str) -> int | None:
@@ -81,8 +80,17 @@ def take_weights(model: Decoder, config: Config, checkpoint: Mapping[str, Any], 
         checkpoint: of `load_checkpoint`.
         path: of its file, for messages.
     Raises:
-        CheckpointError: nothing fits.
+        CheckpointError: no layer fits, the checkpoint's parameters are not those of its own settings, or the two models
+            read other features.
     """
+    theirs = config_from_dict(checkpoint["config"])
+    with torch.device("meta"):
+        check_parameters(build_model(theirs), checkpoint["model_state_dict"], path)
+    other = model.other_inputs(theirs)
+    if any(line.startswith("dataset.feature_subset") for line in other):
+        raise CheckpointError(f"{path}: {other[0]}: its weights are of other features")
+    for line in other:
+        logger.warning("%s: %s", path, line)
     parameters = _renamed(checkpoint["model_state_dict"], model)
     known = list(checkpoint["sessions"])
     sources = {session: nearest_session(session, known) for session in config.dataset.sessions}
@@ -94,7 +102,7 @@ def take_weights(model: Decoder, config: Config, checkpoint: Mapping[str, Any], 
                 transfer.fresh[name] = "new"
                 continue
             value = parameters.pop(name)
-            if _is_day_layer(name) and len(value) == len(known):
+            if name.startswith((DAYS, NOISE_DAYS)):
                 value = value.index_select(0, rows)
             if value.shape != target.shape:
                 transfer.fresh[name] = f"{tuple(value.shape)} there, {tuple(target.shape)} here"
@@ -102,17 +110,13 @@ def take_weights(model: Decoder, config: Config, checkpoint: Mapping[str, Any], 
             target.copy_(value)
             transfer.taken.append(name)
     transfer.unused = list(parameters)
-    if not transfer.taken:
+    if not any(RECURRENT.search(name) or name.startswith((DAYS, NOISE_DAYS)) for name in transfer.taken):
         first = "; ".join(f"{name}: {reason}" for name, reason in list(transfer.fresh.items())[:3])
-        raise CheckpointError(f"{path}: nothing of it fits the model ({first}); set init_from_checkpoint: false")
+        raise CheckpointError(f"{path}: no layer of it fits the model ({first})")
     if isinstance(model, TripleGRUDecoder) and not any(name.startswith("noise_model.") for name in transfer.taken):
         model.noise_model.start_silent()
-    _tell(transfer, config, checkpoint, path)
+    _tell(transfer, config, theirs, path)
     return transfer
-
-
-def _is_day_layer(name: str) -> bool:
-    return name.startswith((DAYS, NOISE_DAYS))
 
 
 def _renamed(parameters: Mapping[str, torch.Tensor], model: Decoder) -> dict[str, torch.Tensor]:
@@ -130,7 +134,7 @@ def _renamed(parameters: Mapping[str, torch.Tensor], model: Decoder) -> dict[str
     return renamed
 
 
-def _tell(transfer: Transfer, config: Config, checkpoint: Mapping[str, Any], path: Path) -> None:
+def _tell(transfer: Transfer, config: Config, there: Config, path: Path) -> None:
     total = len(transfer.taken) + len(transfer.fresh)
     logger.info("%s: %d of the model's %d parameters are taken from it", path, len(transfer.taken), total)
     changed = {name: reason for name, reason in transfer.fresh.items() if reason != "new"}
@@ -142,7 +146,7 @@ def _tell(transfer: Transfer, config: Config, checkpoint: Mapping[str, Any], pat
     for session, source in transfer.sessions.items():
         if session != source:
             logger.info("%s starts from the day layers of %s", session, source)
-    theirs, ours = config_from_dict(checkpoint["config"]).dataset.data_transforms, config.dataset.data_transforms
+    theirs, ours = there.dataset.data_transforms, config.dataset.data_transforms
     for key in ours:
         if key.startswith("smooth") and theirs[key] != ours[key]:
             logger.warning("dataset.data_transforms.%s was %s there and is %s here", key, theirs[key], ours[key])

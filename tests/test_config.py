@@ -282,7 +282,6 @@ def test_a_letter_left_out_of_a_key_is_answered_with_a_valid_key(key, position):
         ("dataset.bad_trials_dict={day.1: {1: 2}}", "entry day.1: entry 1: expected a list"),
         ("dataset.max_seq_elements=[", "dataset.max_seq_elements: the value is not valid YAML"),
         ("dataset=3", "dataset: is a section; override its keys one by one"),
-        ("init_checkpoint_path=w", "init_checkpoint_path: would be read by init_from_checkpoint only"),
         ("output_dir=", "output_dir: expected a folder, found nothing"),
     ],
 )

@@ -1,5 +1,6 @@
 """Scripts as the documents and the original repository write them, on a simulated data set."""
 
+import json
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -53,6 +54,9 @@ def test_the_original_start_script(args, simulated, tmp_path):
     assert isinstance(trainer.model, GRUDecoder)
     files = {str(path.relative_to(tmp_path / "run")) for path in (tmp_path / "run").rglob("*")}
     assert {"training_log", "checkpoint/best_checkpoint", "checkpoint/args.yaml", "checkpoint/val_metrics.pkl"} <= files
+    listed = json.loads((tmp_path / "run" / "train_val_trials.json").read_text())
+    assert sum(len(day["trials"]) for day in listed["val"].values()) == len(trainer.val_trials)
+    assert listed["train"]["0"]["session_path"].endswith(f"{args['dataset']['sessions'][0]}/data_train.hdf5")
     saved = yaml.safe_load((tmp_path / "run" / "checkpoint" / "args.yaml").read_text())
     assert saved["dataset"]["sessions"] == args["dataset"]["sessions"] and saved["model"]["n_layers"] == 2
     # And its evaluation.
@@ -61,9 +65,10 @@ def test_the_original_start_script(args, simulated, tmp_path):
 
 
 def test_omegaconf_itself(args):
+    args["init_checkpoint_path"] = "/left/over"  # init_from_checkpoint is false
     omegaconf = pytest.importorskip("omegaconf")
     trainer = BrainToTextDecoder_Trainer(omegaconf.OmegaConf.create(args), device="cpu")
-    assert trainer.config.lr_max_day == 0.004 and trainer.config.init_checkpoint_path is None
+    assert trainer.config.lr_max_day == 0.004
 
 
 def test_a_killed_run_of_the_original_architecture_goes_on_where_it_was(args, tmp_path):
@@ -136,6 +141,16 @@ def test_weights_of_another_model_are_refused_and_nothing_is_taken(config, tmp_p
     with pytest.raises(ValueError, match=r"clean_speech_model.recurrent.h0: \(1, 1, 5\) in the file, \(1, 1, 7\)"):
         other.model.load_weights(trainer.output_dir)
     assert all(torch.equal(value, before[name]) for name, value in other.model.state_dict().items())
+
+
+def test_weights_of_sessions_in_another_order_are_refused(config):
+    """Their day layers would go to other days, and nothing would say so."""
+    trainer = BrainToTextDecoder_Trainer(config)
+    trainer.train()
+    config.dataset.sessions = config.dataset.sessions[::-1]
+    other = BrainToTextDecoder_Trainer(config)
+    with pytest.raises(ValueError, match="its sessions are others, or in another order: init_from_checkpoint"):
+        other.model.load_weights(trainer.output_dir)
 
 
 def test_the_grid_search_over_learning_rates(config):

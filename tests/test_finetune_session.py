@@ -135,11 +135,24 @@ def test_a_run_of_the_original_is_adapted(tmp_path):
 def test_what_is_wrong_is_said_before_anything_is_written(known, tmp_path, capsys):
     with pytest.raises(ValueError, match=r"(?s)--train is one of.*--trials is 1 or more.*--learning_rate is above 0"):
         adapt(known, tmp_path, train="head", trials=0, learning_rate=-1.0)
-    with pytest.raises(DataError, match=r"t15\.2030\.03\.01"):
+    with pytest.raises(DataError, match=r"has no session 't15\.2030\.03\.01'; it has t15\.2030\.01\.06, "):
         finetune(known.output_dir, "t15.2030.03.01", tmp_path / "adapted", device="cpu")
+    with pytest.raises(ValueError, match="--session is the name of a folder in the data set"):
+        finetune(known.output_dir, f"../new/{NEW}", tmp_path / "adapted", device="cpu")
     with pytest.raises(CheckpointError, match="no checkpoint there"):
         finetune(tmp_path / "none", NEW, tmp_path / "adapted")
-    assert not (tmp_path / "adapted" / "checkpoint" / "best_checkpoint").exists()
+    path = known.checkpoint_dir / "best_checkpoint"
+    state = load_checkpoint(path)
+    state["model_state_dict"].popitem()
+    torch.save(state, tmp_path / "incomplete")
+    with pytest.raises(CheckpointError, match="its parameters are not the model's"):
+        finetune(tmp_path / "incomplete", NEW, tmp_path / "adapted", tmp_path / "new", device="cpu")
+    assert not (tmp_path / "adapted").exists()
+
+
+def test_a_slash_behind_the_session_s_name_is_no_other_session(known, tmp_path):
+    session = known.config.dataset.sessions[1]
+    assert finetune(known.output_dir, session + "/", tmp_path / "adapted", num_batches=1)["session"] == session
 
 
 def test_a_diverging_training_writes_nothing(known, tmp_path):

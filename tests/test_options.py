@@ -437,7 +437,7 @@ def test_checkpoints_go_elsewhere_are_resumed_from_there_and_evaluated(train, tm
     elsewhere = tmp_path / "big disk" / "weights"
     assert train(checkpoint_dir=elsewhere) == 0
     assert {"best_checkpoint", "last_checkpoint", "args.yaml"} <= {path.name for path in elsewhere.iterdir()}
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"training_log", ".in_use"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"training_log", "train_val_trials.json", ".in_use"}
     assert train("--resume", "--num_batches", 5, checkpoint_dir=elsewhere) == 0
     assert load_checkpoint(elsewhere / "last_checkpoint")["step"] == 5
     command = re.findall(r"evaluate: .*evaluate_model.py (.*)", capsys.readouterr().out)[-1]

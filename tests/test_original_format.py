@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import math
 
 import h5py
 import pytest
@@ -131,6 +132,26 @@ def test_a_checkpoint_without_its_settings_is_refused_with_the_option_that_names
     assert load_checkpoint(path, original_settings=tmp_path / "kept.yaml")["sessions"] == SESSIONS
 
 
+def test_settings_that_say_nothing_of_a_trained_model_may_be_anything(tmp_path):
+    write_original_run(tmp_path, test_percentage=0.2, loader_shuffle=True, must_include_days=[7])
+    path = tmp_path / "run" / "checkpoint" / "args.yaml"
+    args = yaml.safe_load(path.read_text()) | {"mode": "test", "gpu_number": "cuda:0", "init_checkpoint_path": "/x"}
+    path.write_text(yaml.safe_dump(args))
+    load_model(tmp_path / "run")
+    args["dataset"]["sessions"] = []
+    path.write_text(yaml.safe_dump(args))
+    with pytest.raises(CheckpointError, match=r"args\.yaml: .*(?s:.*)dataset\.sessions: expected"):
+        load_model(tmp_path / "run")
+
+
+@pytest.mark.parametrize("value", [torch.zeros(2), "x", None], ids=["two numbers", "text", "nothing"])
+def test_a_val_per_that_is_no_number_hinders_nothing(tmp_path, value):
+    write_original_run(tmp_path)
+    path = tmp_path / "run" / "checkpoint" / "best_checkpoint"
+    torch.save(torch.load(path, weights_only=False) | {"val_PER": value}, path)
+    assert math.isnan(load_checkpoint(path)["val_PER"])
+
+
 def test_keys_that_only_the_original_s_forks_know_are_said_and_passed_over(tmp_path, caplog):
     write_original_run(tmp_path, wavelet="haar")
     with caplog.at_level(logging.WARNING, logger="b2txt"):
@@ -207,7 +228,7 @@ def test_a_converted_checkpoint_is_the_same_decoder_in_the_original_s_code_and_t
     # As the original's trainer loads it.
     saved = torch.load(tmp_path / "new" / "checkpoint" / "best_checkpoint", weights_only=False)
     theirs = tiny_original(seed=5)
-    theirs.load_state_dict(saved["model_state_dict"])
+    torch.nn.ModuleDict({"_orig_mod": theirs}).load_state_dict(saved["model_state_dict"])  # of torch.compile
     their_optimizer = original_optimizer(theirs)
     scheduler = torch.optim.lr_scheduler.LambdaLR(their_optimizer, [lambda _: 1.0] * 3)
     their_optimizer.load_state_dict(saved["optimizer_state_dict"])
@@ -241,6 +262,11 @@ def test_a_converted_run_is_opened_here_again_and_converts_to_itself(tmp_path):
     assert torch.equal(model(*inputs(dtype=torch.float32)), ours.eval()(*inputs(dtype=torch.float32)))
     assert checkpoint["step"] == 2 and checkpoint["val_loss"] == 3.0
     convert_checkpoint.convert(tmp_path / "new", tmp_path / "again")
+    states = [
+        torch.load(tmp_path / name / "checkpoint" / "best_checkpoint")["optimizer_state_dict"]["state"]
+        for name in ("new", "again")
+    ]
+    assert states[0] and all(torch.equal(states[0][i]["exp_avg"], states[1][i]["exp_avg"]) for i in states[0])
     first, second = (
         torch.load(tmp_path / name / "checkpoint" / "best_checkpoint", weights_only=True)["model_state_dict"]
         for name in ("new", "again")
@@ -259,6 +285,21 @@ def test_a_causal_decoder_is_not_handed_to_code_that_would_smooth_over_later_bin
     state["config"]["dataset"]["data_transforms"]["smooth_data"] = False  # nothing is smoothed, there or here
     torch.save(state, path)
     convert_checkpoint.convert(tmp_path / "ours", tmp_path / "new")
+
+
+def test_a_checkpoint_without_an_optimiser_s_state_gets_that_of_a_training_that_begins(tmp_path):
+    trained(tmp_path)
+    path = tmp_path / "ours" / "checkpoint" / "best_checkpoint"
+    state = torch.load(path)
+    del state["optimizer_state_dict"]
+    torch.save(state, path)
+    convert_checkpoint.convert(path, tmp_path / "new")
+    saved = torch.load(tmp_path / "new" / "checkpoint" / "best_checkpoint")
+    theirs = tiny_original()
+    optimizer = original_optimizer(theirs)
+    optimizer.load_state_dict(saved["optimizer_state_dict"])
+    step(theirs, optimizer, torch.tensor([0, 1, 2, 2]))
+    assert len(optimizer.state) == len(list(theirs.parameters()))
 
 
 def test_what_cannot_be_converted_is_refused_and_nothing_is_overwritten(tmp_path, capsys):

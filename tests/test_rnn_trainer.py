@@ -293,7 +293,8 @@ def test_overwriting_removes_the_earlier_run_and_nothing_else(make_trainer, tmp_
     (tmp_path / "run" / "predictions_val.csv").write_text("old")
     trainer = make_trainer("overwrite")
     assert trainer.step == 0
-    assert {p.name for p in (tmp_path / "run").iterdir()} == {"notes.txt", "checkpoint", "training_log", ".in_use"}
+    written = {"checkpoint", "training_log", "train_val_trials.json", ".in_use"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"notes.txt", *written}
 
 
 def test_nothing_is_written_when_the_data_are_wrong(make_trainer, tmp_path):

@@ -109,7 +109,9 @@ def test_every_chunking_gives_the_logits_of_the_whole_trial(name, causal, n_bins
     bins = trial(n_bins, seed)
     logits = streamed(fresh(name, causal), bins, borders)
     assert logits.dtype == torch.float32
-    torch.testing.assert_close(logits, offline(written(name, causal), bins), rtol=1e-5, atol=1e-5)
+    expected = offline(written(name, causal), bins)
+    scale = max(1.0, expected.abs().max().item()) if len(expected) else 1.0  # with it grows what float32 rounds off
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5 * scale)
     assert torch.equal(logits, streamed(fresh(name, causal), bins))
 
 
@@ -313,7 +315,8 @@ def test_a_model_that_sees_later_bins_is_refused_with_what_to_do():
     [
         (np.zeros((3, 5)), r"\(3, 5\).*6 features"),
         (np.zeros(6), r"\(6,\).*one bin \(1, 6\)"),
-        ([], r"\(0,\)"),
+        ("abc", "no numbers"),
+        (None, "no numbers"),
         (np.full((2, 6), np.nan), "12 values are NaN or infinite; the first is nan, feature 0 of bin 0 of the 2"),
         ([[0, 0, 0, 0, 0, 1e60]], "first is inf, feature 5 of bin 0"),
     ],
@@ -324,6 +327,11 @@ def test_bins_that_are_none_are_refused_and_change_nothing(bins, message):
     with pytest.raises(ValueError, match=message):
         decoder.push(bins)
     assert torch.equal(torch.cat([before, decoder.push(good[9:])]), streamed(fresh("projection"), good))
+
+
+def test_no_bins_are_no_fault():
+    decoder = fresh("projection")
+    assert decoder.push([]).shape == decoder.push(np.zeros((0, 6))).shape == (0, 41)
 
 
 @pytest.mark.parametrize("kind", [np.float64, np.float16, np.int64, list])
@@ -412,7 +420,8 @@ def test_a_model_that_sees_later_bins_is_replayed_where_the_delay_is_accepted(co
     assert command(model="late") == 2 and "--accept_delay" in capsys.readouterr().err
     assert command("--accept_delay", "--speed", "100", model="late") == 0
     out = capsys.readouterr().out
-    assert expected_phonemes(root, "t15.2023.08.11", "trial_0000", "late") in out and "1 ms of it wait" in out
+    assert expected_phonemes(root, "t15.2023.08.11", "trial_0000", "late") in out
+    assert "of it wait" not in out  # the clock is faster, and the computing is not
 
 
 def test_words_by_an_n_gram_of_given_text(root, tmp_path, capsys):

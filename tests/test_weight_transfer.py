@@ -97,6 +97,7 @@ def test_the_nearest_session_is_by_date_the_later_of_two_and_the_last_where_ther
     assert nearest_session("t15.2030.01.06", known) == "t15.2030.01.05"
     assert nearest_session("t15.2030.01.07", known) == "t15.2030.01.09"
     assert nearest_session("t15.2031.01.01", known) == "t15.2030.01.09"
+    assert nearest_session("t15.2030.01.02", ["tuesday", *known, "wednesday"]) == "t15.2030.01.01"
     for name, others in (("tuesday", known), ("t15.2030.01.06", ["a", "b"]), ("t15.2030.02.30", known)):
         assert nearest_session(name, others) == others[-1]
 
@@ -117,11 +118,41 @@ def test_other_smoothing_is_said(caplog):
     assert "smooth_kernel_std was 2.0 there and is 3.0 here" in caplog.text
 
 
-def test_a_checkpoint_of_which_nothing_fits_is_refused():
-    _, checkpoint = checkpoint_of(tiny_config())
-    checkpoint["model_state_dict"] = {"something.else": torch.zeros(3)}
-    with pytest.raises(CheckpointError, match="there: nothing of it fits the model"):
+def test_a_checkpoint_of_which_no_layer_fits_is_refused():
+    _, checkpoint = checkpoint_of(tiny_config(**SINGLE))
+    other = {"model__n_units": 7, "model__n_input_features": 8, "model__input_network__input_layer_sizes": "[8]"}
+    with pytest.raises(CheckpointError, match="there: no layer of it fits the model"):
+        start(
+            tiny_config(**SINGLE, **other, dataset__neural_dim=8, dataset__n_classes=41, model__n_layers=1), checkpoint
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda state: state.pop("out.bias"), "out.bias: missing"),
+        (
+            lambda state: state.update({"day_layers.weights": torch.zeros(5, 6, 6)}),
+            r"day_layers.weights: \(5, 6, 6\) in",
+        ),
+        (lambda state: state["h0"].fill_(float("nan")), "h0: holds NaN or infinity"),
+    ],
+    ids=["missing", "days", "NaN"],
+)
+def test_a_checkpoint_that_is_not_what_its_own_settings_say_is_refused(change, said):
+    _, checkpoint = checkpoint_of(tiny_config(**SINGLE))
+    change(checkpoint["model_state_dict"])
+    with pytest.raises(CheckpointError, match=f"(?s)its parameters are not the model's:.*{said}"):
         start(tiny_config(), checkpoint)
+
+
+def test_other_features_are_refused_and_another_stride_is_said(caplog):
+    network = {"model__input_network__input_layer_sizes": "[2]"}
+    _, checkpoint = checkpoint_of(tiny_config(dataset__feature_subset="[0, 1]", **network))
+    with pytest.raises(CheckpointError, match=r"dataset.feature_subset is \(0, 1\) there and \(3, 4\) here"):
+        start(tiny_config(dataset__feature_subset="[3, 4]", **network), checkpoint)
+    start(tiny_config(dataset__feature_subset="[0, 1]", **network, model__patch_stride=3), checkpoint)
+    assert "model.patch_stride is 2 there and 3 here" in caplog.text
 
 
 # ---- in the trainer
