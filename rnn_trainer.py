@@ -436,7 +436,7 @@ class BrainToTextDecoder_Trainer:
 
     def _show_a_trial(self) -> dict[str, float]:
         """Show a val trial to the trackers; returns the noise's size against the signal's in it."""
-        if not self.backend.is_main:
+        if not self.backend.is_main or self.config.log_with == "none":
             return {}
         picture, ratio = picture_of_a_trial(self.model, self.val_trials, self.config, self.backend, self.step)
         self.backend.log_image("val/trial", picture, self.step)

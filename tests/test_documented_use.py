@@ -8,12 +8,11 @@ import torch
 import yaml
 from original import original_args
 from tiny import training_config
+from trained_run import evaluate
 
-import evaluate_model
 from checkpointing import load_checkpoint
 from rnn_model import GRUDecoder
 from rnn_trainer import BrainToTextDecoder_Trainer
-from word_evaluation import WordOptions
 
 
 class Settings(Mapping):
@@ -60,7 +59,7 @@ def test_the_original_start_script(args, simulated, tmp_path):
     saved = yaml.safe_load((tmp_path / "run" / "checkpoint" / "args.yaml").read_text())
     assert saved["dataset"]["sessions"] == args["dataset"]["sessions"] and saved["model"]["n_layers"] == 2
     # And its evaluation.
-    results = evaluate_model.evaluation(tmp_path / "run", device="cpu", word_options=WordOptions(lm="none"))
+    results = evaluate(tmp_path / "run", device="cpu", lm="none", lexicon=None)
     assert results["per"] == trainer.best_PER
 
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from original import write_original_run
 from t15_files import write_split
+from trained_run import evaluate
 
 import finetune_session
 from checkpointing import CheckpointError, load_checkpoint
 from dataset_index import DataError
-from evaluate_model import evaluation, load_model
+from evaluate_model import load_model
 from finetune_session import finetune
-from word_evaluation import WordOptions
 
 NEW = "t15.2030.02.01"
 
@@ -50,8 +50,8 @@ def test_the_day_layer_alone_is_trained_from_the_nearest_session_s_and_the_old_s
             assert len(value) == 4 and not torch.equal(value[-1], old[name][-1])
         else:
             assert torch.equal(value, old[name]), name
-    options = {"device": "cpu", "word_options": WordOptions(lm="none"), "output_dir": tmp_path / "results"}
-    before = evaluation(known.output_dir, **options)
+    options = {"device": "cpu", "lm": "none", "lexicon": None, "output_dir": tmp_path / "results"}
+    before = evaluate(known.output_dir, **options)
     sessions = known.config.dataset.sessions
     model, config, _ = load_model(tmp_path / "adapted")
     assert before["per"] == known.best_PER and model.day_layers.weights.shape[0] == len(sessions) + 1
@@ -72,10 +72,8 @@ def test_per_before_and_after_are_those_of_an_evaluation(known, tmp_path, simula
     everything = tmp_path / "all"
     shutil.copytree(simulated, everything)
     shutil.copytree(tmp_path / "new" / NEW, everything / NEW)
-    found = evaluation(
-        tmp_path / "adapted", data_dir=everything, device="cpu", word_options=WordOptions(lm="none"),
-        output_dir=tmp_path / "results",
-    )  # fmt: skip
+    options = {"device": "cpu", "lm": "none", "lexicon": None, "output_dir": tmp_path / "results"}
+    found = evaluate(tmp_path / "adapted", data_dir=everything, **options)
     assert found["per_by_session"][NEW] == pytest.approx(results["per_after"])
     # Its trials are the last session's: with that one's day layer they have that one's PER.
     assert results["per_before"] == pytest.approx(found["per_by_session"][results["started_from"]])

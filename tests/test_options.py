@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tiny import tiny_config, training_config
+from trained_run import evaluate
 
 import backend
 import evaluate_model
@@ -401,7 +402,7 @@ def test_each_saving_option_adds_or_drops_its_files(make_trainer, change, more, 
 def test_without_a_best_checkpoint_the_last_one_is_evaluated(make_trainer):
     trainer = make_trainer(save_best_checkpoint=False, num_training_batches=4)
     trainer.train()
-    results = evaluate_model.evaluation(trainer.output_dir, device="cpu")
+    results = evaluate(trainer.output_dir, device="cpu", lm="none", lexicon=None)
     assert results["step"] == 4 and results["per"] == trainer.val_PERs[-1]
     assert results["checkpoint"].endswith("last_checkpoint")
 
@@ -442,7 +443,9 @@ def test_checkpoints_go_elsewhere_are_resumed_from_there_and_evaluated(train, tm
     assert load_checkpoint(elsewhere / "last_checkpoint")["step"] == 5
     command = re.findall(r"evaluate: .*evaluate_model.py (.*)", capsys.readouterr().out)[-1]
     model_path = evaluate_model.parse_arguments(shlex.split(command)).model_path  # as a shell reads it
-    assert evaluate_model.evaluation(model_path, output_dir=tmp_path / "results", device="cpu")["n_trials"] == 10
+    assert (
+        evaluate(model_path, output_dir=tmp_path / "results", device="cpu", lm="none", lexicon=None)["n_trials"] == 10
+    )
 
 
 def test_checkpoints_elsewhere_are_neither_mixed_with_another_runs_nor_lost(train, tmp_path, capsys):
@@ -538,7 +541,7 @@ def test_device_is_the_one_asked_for(make_trainer, tmp_path, monkeypatch, capsys
     trainer.train()
     options = {
         "train": [train_model, "--config_path", trainer.checkpoint_dir / "args.yaml", "--output_dir", tmp_path / "new"],
-        "evaluate": [evaluate_model, "--model_path", trainer.output_dir],
+        "evaluate": [evaluate_model, "--model_path", trainer.output_dir, "--lm", "none"],
     }
     module, *arguments = options[command]
     arguments = list(map(str, arguments))
@@ -613,9 +616,8 @@ def test_evaluation_without_a_model_path_finds_checkpoints_kept_elsewhere(make_t
     trainer = make_trainer(checkpoint_dir=tmp_path / "elsewhere" / "weights", num_training_batches=2)
     trainer.train()
     save_config(trainer.config, tmp_path / "args.yaml")
-    results = evaluate_model.evaluation(
-        config_path=tmp_path / "args.yaml", output_dir=tmp_path / "results", device="cpu"
-    )
+    options = {"output_dir": tmp_path / "results", "device": "cpu", "lm": "none", "lexicon": None}
+    results = evaluate(config_path=tmp_path / "args.yaml", **options)
     assert results["checkpoint"] == str(tmp_path / "elsewhere" / "weights" / "best_checkpoint")
 
 
