@@ -37,7 +37,7 @@ logger = logging.getLogger("b2txt")
 
 PARTS = ("day_layer", "everything")
 # Chosen on simulated drift (benchmarks/bench_finetune.py). A session's few trials are soon known by heart: with the
-# training's own dropout and noise, ten times this rate or twice as many steps, the PER of a near session rose.
+# training's own dropout and noise, ten times this rate and twice as many steps, the PER of a near session rose.
 N_BATCHES = 100
 LEARNING_RATE = 0.001
 LEAST_DAY_DROPOUT, LEAST_RNN_DROPOUT, LEAST_WHITE_NOISE, LEAST_OFFSET = 0.3, 0.4, 1.0, 0.2

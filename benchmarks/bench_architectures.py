@@ -1,6 +1,6 @@
 """Training curves on one simulated set: the single GRU in plain PyTorch, the same trained here, the triple decoder.
 
-    python benchmarks/bench_architectures.py                    # simulates, trains all three: 8 minutes on 2 cores
+    python benchmarks/bench_architectures.py                    # simulates, trains all three one after the other
 
 All have the settings of rnn_args_quickstart.yaml; the single GRU has five layers, the original's number, in place of
 the three models. The first is trained as the original's code does it (benchmarks/reference.py): other batches, padded

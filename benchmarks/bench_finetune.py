@@ -1,6 +1,6 @@
 """What adapting to a new session buys, on simulated drift.
 
-    python benchmarks/bench_finetune.py                                          # simulates and trains: 5 minutes
+    python benchmarks/bench_finetune.py                                          # simulates and trains one first
     python benchmarks/bench_finetune.py --model_path trained_models/quickstart   # a quickstart's model, on its sessions
 
 Four sessions are known, as in quickstart.sh. Three later ones, 6, 12 and 17 sessions after the last, are decoded with
