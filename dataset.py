@@ -21,17 +21,16 @@ and no more, and cuDNN and the allocator meet the same sizes again.
 import os
 import shutil
 import sys
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import h5py
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from config import n_features
-from dataset_index import READ_ERRORS, DataError, Trial, index_splits, index_trials, logger
+from dataset_index import DataError, Trial, index_splits, index_trials, logger
+from trial_reader import TrialReader
 
 __all__ = [
     "BatchShapes",
@@ -47,7 +46,6 @@ __all__ = [
 ]
 
 BIN_MULTIPLE = 8  # bucket lengths and the label width are multiples of it: the TPU's tiles have 8 rows
-MAX_OPEN_FILES = 64  # a process; the real set has 45 sessions
 
 
 @dataclass(frozen=True)
@@ -216,7 +214,10 @@ class TrainBatches(Dataset):
         if micro_step < 0:
             raise IndexError(f"micro-step {micro_step}; they count from 0")
         bucket, indices = self.plan(micro_step)
-        return _assemble(self.trials, indices[self.rank], self.shapes, bucket, self.reader)
+        batch = _assemble(self.trials, indices[self.rank], self.shapes, bucket, self.reader)
+        next_indices = self.plan(micro_step + _stride())[1][self.rank]
+        self.reader.expect([self.trials[index] for index in next_indices])
+        return batch
 
 
 class EvalBatches(Dataset):
@@ -258,7 +259,16 @@ class EvalBatches(Dataset):
 
     def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
         bucket, indices, day = self.batches[i]
-        return _assemble(self.trials, indices, self.shapes, bucket, self.reader, day)
+        batch = _assemble(self.trials, indices, self.shapes, bucket, self.reader, day)
+        if i + _stride() < len(self):
+            self.reader.expect([self.trials[index] for index in self.batches[i + _stride()][1]])
+        return batch
+
+
+def _stride() -> int:
+    """How many batches on is the next one that this process makes."""
+    worker = get_worker_info()
+    return worker.num_workers if worker else 1
 
 
 def make_loader(
@@ -321,57 +331,6 @@ def _workers_that_fit(num_workers: int, batch_bytes: int, shared_memory: str = "
     return fitting
 
 
-class TrialReader:
-    """Reads trials; a file is opened when first needed, in the process that needs it, and a bounded number is kept.
-
-    HDF5 handles can neither be pickled nor be shared with a forked process: they are left out of the pickled
-    state, and those that a process finds from its parent are not used.
-    """
-
-    def __init__(self, config):
-        self.neural_dim = config.dataset.neural_dim
-        subset = config.dataset.feature_subset
-        self.feature_subset = None if subset is None else np.array(subset)
-        self._files: OrderedDict[str, h5py.File] = OrderedDict()
-        self._process = os.getpid()
-
-    def __getstate__(self) -> dict:
-        return {**self.__dict__, "_files": OrderedDict()}
-
-    def read_into(self, out: np.ndarray, trial: Trial) -> None:
-        """Fill out (n_time_steps, F) with the features of a trial.
-
-        Raises:
-            DataError: if the trial cannot be read, or is not what it was when it was indexed.
-        """
-        try:
-            data = self._open(trial.path)[trial.key]["input_features"]
-            expected = (trial.n_time_steps, self.neural_dim)
-            if data.shape != expected:
-                raise ValueError(f"input_features is {data.shape}, and was {expected} at the start")
-            if self.feature_subset is not None:
-                out[:] = data[()][:, self.feature_subset]
-            elif data.size:
-                data.read_direct(out)
-        except READ_ERRORS as error:
-            self._files.pop(trial.path, None)
-            raise DataError(
-                f"{trial}: cannot be read any more ({' '.join(str(error).split())}). Was the file changed or moved "
-                "since the start? Put it right and go on with --resume"
-            ) from error
-
-    def _open(self, path: str) -> h5py.File:
-        if self._process != os.getpid():
-            self._files, self._process = OrderedDict(), os.getpid()
-        if path in self._files:
-            self._files.move_to_end(path)
-        else:
-            while len(self._files) >= MAX_OPEN_FILES:
-                self._files.popitem(last=False)[1].close()
-            self._files[path] = h5py.File(path, "r")
-        return self._files[path]
-
-
 def _assemble(
     trials: list[Trial],
     indices: Sequence[int],
@@ -382,12 +341,13 @@ def _assemble(
 ) -> dict[str, torch.Tensor]:
     """The batch of the trials at `indices`, filled up to shapes.batch_size."""
     n_bins = shapes.buckets[bucket]
+    chosen = [trials[index] for index in indices]
     # A trial that only fills the batch is as long as the bucket: a loss or norm over its bins is 0 / n, never
     # 0 / 0.
-    # Zeros of numpy's, since torch's write every byte at once: with these a batch takes a third less time.
-    features = np.zeros((shapes.batch_size, n_bins, shapes.n_features), dtype=np.float32)
     batch = {
-        "features": torch.from_numpy(features),
+        "features": reader.read_batch(
+            chosen, (shapes.batch_size, n_bins, shapes.n_features), longest=shapes.buckets[-1]
+        ),
         "n_time_steps": torch.full((shapes.batch_size,), n_bins),
         "day_indices": torch.full((shapes.batch_size,), padding_day),
         "labels": torch.zeros(shapes.batch_size, shapes.label_width, dtype=torch.int64),
@@ -395,9 +355,7 @@ def _assemble(
         "weights": torch.zeros(shapes.batch_size),
         "trial_ids": torch.full((shapes.batch_size,), -1),
     }
-    for row, index in enumerate(indices):
-        trial = trials[index]
-        reader.read_into(features[row, : trial.n_time_steps], trial)
+    for row, (index, trial) in enumerate(zip(indices, chosen, strict=True)):
         batch["n_time_steps"][row] = trial.n_time_steps
         batch["day_indices"][row] = trial.day
         batch["labels"][row, : trial.seq_len] = torch.tensor(trial.labels, dtype=torch.int64)

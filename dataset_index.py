@@ -28,7 +28,7 @@ from ctc import output_lengths, required_frames
 
 logger = logging.getLogger("b2txt")
 
-CACHE_FORMAT = 1  # raise it when _Facts or what is looked at changes
+CACHE_FORMAT = 2  # raise it when _Facts or what is looked at changes
 PROBLEMS_SHOWN = 20
 SPLITS = ("train", "val", "test")
 ALWAYS_NEEDED = ("input_features", "n_time_steps", "block_num", "trial_num")
@@ -57,6 +57,8 @@ class Trial:
 
     `day` is the index of the session in config.dataset.sessions; `key` the group in the file, `trial_0003`.
     Where there are no labels, seq_len is 0, labels is empty and sentence_label is ''.
+    `offset` is the byte of the file at which its features begin, where they are float32 and one run of bytes, and
+    `file_stamp` (size, time of change) is of the file that this was read from.
     """
 
     session: str
@@ -70,6 +72,8 @@ class Trial:
     seq_len: int = 0
     labels: tuple[int, ...] = ()
     sentence_label: str = ""
+    offset: int | None = None
+    file_stamp: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         return f"{self.path}, {self.key} (block {self.block_num}, trial {self.trial_num})"
@@ -81,6 +85,7 @@ class _Facts:
 
     key: str
     shape: list[int] | None = None
+    offset: int | None = None  # byte of the file, where the features are one run of little-endian float32
     n_not_finite: int = 0
     first_not_finite: list[int] = field(default_factory=list)  # [time bin, feature]
     n_time_steps: int | None = None
@@ -141,6 +146,7 @@ def _index_split(config, split: str, labelled: bool, left_out: list) -> tuple[li
     trials: list[Trial] = []
     n_read, n_before = 0, len(left_out)
     for day, path in tqdm(paths.items(), desc=f"Checking {split} files", unit="file", disable=None, leave=False):
+        stamp = file_stamp(path) if path.exists() else None  # before it is read: a change after shows
         facts, found = read_facts(path)
         problems += found
         n_read += len(facts)
@@ -163,7 +169,7 @@ def _index_split(config, split: str, labelled: bool, left_out: list) -> tuple[li
             elif found:
                 problems += [f"{path}, {trial_facts.key}: {problem}" for problem in found]
                 continue
-            trial = _make_trial(trial_facts, session, day, split, path, config, labelled)
+            trial = _make_trial(trial_facts, session, day, split, path, stamp, config, labelled)
             if trial_facts.session not in (None, session):
                 elsewhere.add(trial_facts.session)
             reason = LISTED_AS_BAD if listed_bad else _unusable(trial, config)
@@ -285,7 +291,16 @@ def _check_labels(facts: _Facts, config) -> list[str]:
     return []
 
 
-def _make_trial(facts: _Facts, session: str, day: int, split: str, path: Path, config, labelled: bool) -> Trial:
+def _make_trial(
+    facts: _Facts,
+    session: str,
+    day: int,
+    split: str,
+    path: Path,
+    stamp: tuple[int, int],
+    config,
+    labelled: bool,
+) -> Trial:
     labels = tuple(facts.labels)
     if not labelled and (facts.missing & set(LABELS_NEED) or _check_labels(facts, config)):
         labels = ()
@@ -301,6 +316,8 @@ def _make_trial(facts: _Facts, session: str, day: int, split: str, path: Path, c
         seq_len=len(labels),
         labels=labels,
         sentence_label=facts.sentence_label if labels else "",
+        offset=facts.offset,
+        file_stamp=stamp,
     )
 
 
@@ -401,6 +418,12 @@ def read_facts(path: Path) -> tuple[list[_Facts], list[str]]:
     return facts, problems
 
 
+def file_stamp(file: str | os.PathLike | int) -> tuple[int, int]:
+    """Size in bytes and time of the last change in ns, of a path or an open file: a change shows in one of them."""
+    state = os.stat(file)
+    return state.st_size, state.st_mtime_ns
+
+
 def cache_directory() -> Path | None:
     """Where the index is kept: beside the user's other caches, since the data may lie on a read-only disk."""
     if os.environ.get("B2TXT_CACHE_DIR"):
@@ -456,7 +479,7 @@ def _read_trial(key: str, group: h5py.Group) -> _Facts:
     facts.sentence_label = _text(attributes.get("sentence_label", ""))
     if "input_features" in group:
         features = group["input_features"]
-        facts.shape = list(features.shape)
+        facts.shape, facts.offset = list(features.shape), _offset(features)
         # Where shape and n_time_steps disagree the trial is refused anyway, and a damaged shape may be huge.
         if features.ndim == 2 and features.shape[0] == facts.n_time_steps:
             finite = np.isfinite(features[()])
@@ -469,6 +492,12 @@ def _read_trial(key: str, group: h5py.Group) -> _Facts:
         if facts.seq_len is not None:
             facts.labels = [int(label) for label in ids.ravel()[: max(facts.seq_len, 0)]]
     return facts
+
+
+def _offset(dataset: h5py.Dataset) -> int | None:
+    """Where in its file the values of a dataset begin; None where they are not one run of bytes in C order."""
+    plain = dataset.dtype == np.dtype("<f4") and dataset.external is None and not dataset.is_virtual
+    return dataset.id.get_offset() if plain and dataset.file.userblock_size == 0 else None
 
 
 def _whole_number(name: str, value) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from dataset_index import Trial
+from dataset_index import Trial, file_stamp
 from evaluate_model_helpers import PHONEMES, write_text_atomically
 
 
@@ -92,19 +92,13 @@ class EmissionStore:
 
 def emission_key(checkpoint_path: Path, step: int, trials: Sequence[Trial], precision: str) -> dict[str, Any]:
     """What emissions depend on: the checkpoint's file, the trials' files, and the precision of the computation."""
-    files = {path: file_stamp(path) for path in sorted({trial.path for trial in trials})}
+    files = {path: list(file_stamp(path)) for path in sorted({trial.path for trial in trials})}
     listing = json.dumps([files, [(trial.path, trial.key, trial.n_time_steps) for trial in trials]])
     return {
         "checkpoint": str(checkpoint_path.resolve()),
-        "checkpoint_file": file_stamp(checkpoint_path),
+        "checkpoint_file": list(file_stamp(checkpoint_path)),
         "step": step,
         "precision": precision,
         "n_trials": len(trials),
         "trials_sha256": hashlib.sha256(listing.encode()).hexdigest(),
     }
-
-
-def file_stamp(path: str | Path) -> list[int]:
-    """Size in bytes and time of the last change in ns: another file shows in one of them."""
-    state = os.stat(path)
-    return [state.st_size, state.st_mtime_ns]

@@ -24,12 +24,12 @@ import torch
 
 from checkpointing import find_checkpoint, load_checkpoint
 from config import Config
-from dataset import TrialReader
 from dataset_index import DataError, Trial, index_trials, split_files
 from evaluate_model import EVAL_TYPES, evaluation_config
 from evaluate_model_helpers import phonemes_to_text
 from streaming import BIN_SECONDS, StreamingDecoder
 from training_log import log_to_terminal
+from trial_reader import TrialReader
 from word_evaluation import WordOptions, make_words
 
 CLEAR_LINE, LINE_UP = "\x1b[2K", "\x1b[1A"

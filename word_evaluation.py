@@ -18,7 +18,7 @@ import numpy as np
 from build_lm import WORDFREQ, build_lm, check_vocabulary, read_sentences, train_sentences
 from config import Config, DecoderConfig, load_decoder_settings
 from ctc import greedy_collapse
-from emissions import file_stamp
+from dataset_index import file_stamp
 from evaluate_model_helpers import (
     ErrorCount,
     bootstrap_interval,
@@ -155,7 +155,7 @@ def make_words(
         decoder = FstDecoder(options.lm_fst, options.lm_words, settings)
         logger.info("a WFST has word and silence scores of its own: word_score and silence_score are not used")
         paths = [str(options.lm_fst), str(options.lm_words)]
-        facts |= {"source": paths, "size_and_time": [file_stamp(path) for path in paths]}
+        facts |= {"source": paths, "size_and_time": [list(file_stamp(path)) for path in paths]}
     elif options.kind == "ngram":
         decoder, sentences = _ngram_decoder(
             options, config, settings, lexicon, directory / f"ngram_{split}.arpa", facts

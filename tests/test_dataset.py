@@ -1,7 +1,6 @@
 """Batches: what they hold, the plan's law, shards, workers, and files that change under a run."""
 
 import itertools
-import os
 import pickle
 from dataclasses import replace
 
@@ -383,53 +382,6 @@ def test_few_shared_memory_means_fewer_workers(tmp_path, monkeypatch, caplog):
     assert dataset._workers_that_fit(4, 200_000_000, str(tmp_path)) == 0
     assert "0 loader workers in place of 4" in caplog.text
     assert dataset._workers_that_fit(4, 200_000_000, str(tmp_path / "none")) == 4
-
-
-def test_open_files_are_bounded_and_reused(root, monkeypatch):
-    monkeypatch.setattr(dataset, "MAX_OPEN_FILES", 2)
-    config = small_config(root)
-    batches = TrainBatches(index_trials(config, "train"), config)
-    opened = []
-    monkeypatch.setattr(
-        dataset.h5py, "File", lambda path, mode="r", open=h5py.File: opened.append(path) or open(path, mode)
-    )
-    for i in range(20):
-        check_batch(batches[i], batches.trials, batches.shapes)
-        assert len(batches.reader._files) <= 2
-    one_day = [trial for trial in batches.trials if trial.day == 0]
-    opened.clear()
-    for batch in make_loader(EvalBatches(one_day, config), config, num_workers=0):
-        assert batch["weights"].any()
-    assert opened == [one_day[0].path]
-
-
-def test_files_that_change_under_a_run_are_named(tmp_path):
-    path = write_split(tmp_path, SESSIONS[0], "val", [50, 60])
-    config = small_config(tmp_path, SESSIONS[:1])
-    batches = EvalBatches(index_trials(config, "val"), config, batch_size=2)
-    write_split(tmp_path, SESSIONS[0], "val", [50, 61])
-    with pytest.raises(DataError, match=r"data_val\.hdf5, trial_0001 .*\(61, 6\), and was \(60, 6\).*--resume"):
-        list(make_loader(batches, config))
-    path.unlink()
-    batches = EvalBatches(batches.trials, config)
-    with pytest.raises(DataError, match=r"data_val\.hdf5, trial_0000"):
-        list(make_loader(batches, config, num_workers=2))
-
-
-def test_a_forked_process_opens_files_of_its_own(root):
-    config = small_config(root)
-    batches = EvalBatches(index_trials(config, "val"), config)
-    expected = batches[0]
-    inherited = dict(batches.reader._files)
-    assert inherited
-    child = os.fork()
-    if child == 0:  # nothing of pytest may run in the child
-        same = same_batch(batches[0], expected)
-        own = all(file is not inherited[path] for path, file in batches.reader._files.items())
-        os._exit(0 if same and own else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert same_batch(batches[0], expected)
-    assert all(batches.reader._files[path] is file for path, file in inherited.items())
 
 
 def test_batches_can_be_pickled_after_files_were_opened(root):
