@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import cpu_ops
 from ctc import output_lengths
 from recurrent import GRU, Projection
 
@@ -71,14 +72,15 @@ class DayLayers(nn.Module):
         super().__init__()
         self.weights = nn.Parameter(torch.eye(n_features).repeat(n_days, 1, 1))
         self.biases = nn.Parameter(torch.zeros(n_days, 1, n_features))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout
 
     def forward(self, x: torch.Tensor, day_idx: torch.Tensor) -> torch.Tensor:
         """x (B, T, F), day_idx (B,) integers -> (B, T, F)."""
         weights = self.weights.index_select(0, day_idx)
         biases = self.biases.index_select(0, day_idx)
         x = torch.bmm(x.to(weights.dtype), weights)
-        return self.dropout(F.softsign(x + biases.to(x.dtype)))
+        dropout = cpu_ops.dropout if x.device.type == "cpu" else F.dropout
+        return dropout(F.softsign(x + biases.to(x.dtype)), self.dropout, self.training)
 
 
 def make_patches(x: torch.Tensor, patch_size: int, patch_stride: int) -> torch.Tensor:
@@ -159,12 +161,11 @@ class NoiseModel(nn.Module):
     def forward(
         self, x: torch.Tensor, state: torch.Tensor | None = None
     ) -> tuple[torch.Tensor | Projection, torch.Tensor]:
-        """x (P, B, W) -> noise (P, B, W), on XLA as its factors where there is a projection; last states (L, B, H)."""
+        """x (P, B, W) -> noise (P, B, W), or its factors where they are of use; last states (L, B, H)."""
         hidden, state = self.recurrent(x, state)
         if self.projection is None:
             return hidden, state
-        noise = Projection(hidden, self.projection.weight, self.projection.bias)
-        return (noise if hidden.device.type == "xla" else noise.signal()), state
+        return Projection(hidden, self.projection.weight, self.projection.bias).kept_or_formed(), state
 
 
 class SpeechModel(nn.Module):
@@ -409,7 +410,7 @@ class TripleGRUDecoder(Decoder):
             mode 'inference': clean_logits (B, P, C), or (clean_logits, states).
             mode 'full': (clean_logits, noisy_logits, noise_output), with noise_output (B, P, W).
             mode 'train': (clean_logits, noisy_logits, noise_power), where noise_power (B, P) is the mean over W of
-                the squared noise: what a loss needs, without the noise itself, which on XLA is then never formed.
+                the squared noise: what a loss needs, without the noise itself, which need not be formed then.
             mode 'train_clean': (clean_logits, noise_power).
         Raises:
             ValueError: for another mode, or fewer bins than one patch.

@@ -19,6 +19,7 @@ from xla_loop import At, time_loop
 LARGE = 2048  # hidden units from which reading the weights, and not the number of operations, is a step's time
 LOG_ZERO = -1e30  # finite, since -inf - -inf is NaN
 _ones: dict[tuple, torch.Tensor] = {}
+dropout = F.dropout
 
 
 # ---- GRU ---------------------------------------------------------------------------------------------------------
