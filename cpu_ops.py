@@ -1,4 +1,4 @@
-"""What a GRU is made of, for CPUs, under the names of xla_ops.py.
+"""What the decoder is made of, for CPUs: GRU layers, under the names of xla_ops.py, dropout and softsign.
 
 torch.nn.GRU lets autograd record every step, so that each of them adds its own (3H, H) product to the gradient of the
 recurrent weight. Here those are one product after the loop, and what does not depend on the gradient that comes from
@@ -13,7 +13,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-__all__ = ["dropout", "gru_layer", "keep_as", "linear", "materialised"]
+__all__ = ["dropout", "gru_layer", "keep_as", "linear", "materialised", "softsign"]
 
 STEPS_AT_ONCE = 16  # of backward's coefficients: few enough to stay in the processor's cache
 
@@ -33,6 +33,27 @@ def dropout(x: torch.Tensor, p: float, training: bool) -> torch.Tensor:
     if not training or p == 0:
         return x
     return x * (torch.rand_like(x) >= p).to(x.dtype).div_(1 - p) if p < 1 else x * 0
+
+
+def softsign(x: torch.Tensor) -> torch.Tensor:
+    """x / (1 + |x|), as torch.nn.functional.softsign, with one new array in place of three."""
+    return _Softsign.apply(x)
+
+
+class _Softsign(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x):
+        y = x.abs().add_(1)
+        torch.div(x, y, out=y)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad):
+        (y,) = ctx.saved_tensors
+        slope = y.abs().neg_().add_(1)  # its square is 1 / (1 + |x|)^2
+        return slope.mul_(slope).mul_(grad)
 
 
 def gru_layer(projected: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
@@ -64,8 +85,12 @@ def _run(
     states[0] = start
     state, products, weight = states[0], torch.empty_like(projected[0]), weight.t()
     to_reset_update, to_new = products[:, : 2 * n_hidden], products[:, 2 * n_hidden :]
+    # Once for all steps, and not with each product, for which torch would copy it to every row before.
+    projected[..., : 2 * n_hidden] += bias[: 2 * n_hidden]
+    new_bias = bias[2 * n_hidden :]
     for t, gates in enumerate(projected.unbind()):
-        torch.addmm(bias, state, weight, out=products)
+        torch.mm(state, weight, out=products)
+        to_new += new_bias
         reset_update, new = gates[:, : 2 * n_hidden], gates[:, 2 * n_hidden :]
         reset_update.add_(to_reset_update).sigmoid_()
         if kept is not None:

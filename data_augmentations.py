@@ -224,5 +224,5 @@ def transform_data(
             features = channel_masks(features, t.n_channel_masks, t.channel_mask_size, generator)
     if t.smooth_data:
         features = gaussian_smooth(features, t.smooth_kernel_std, t.smooth_kernel_size, t.smooth_causal)
-        features = zero_padding(features, n_time_steps)
+        features = features.masked_fill_(~valid_bins(features, n_time_steps), 0.0)
     return features, n_time_steps

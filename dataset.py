@@ -22,7 +22,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -221,11 +221,12 @@ class TrainBatches(Dataset):
 
 
 class EvalBatches(Dataset):
-    """Every trial once, over all ranks together; batches filled up with zero-weight trials.
+    """Every trial once, over all ranks together, in batches of one size; zero-weight trials fill up what is left.
 
-    Trials are sorted by bucket, then day. Every rank has the same number of batches, and batch i has the same
-    bucket on all ranks; a rank left without trials gets a batch of zero weight. Without `shapes` they are
-    made from the given trials, as a split with longer trials than the training data needs.
+    Trials are sorted by length, the longest first, so that those of a batch are of about one length. Every rank has the
+    same number of batches, and batch i has the same bucket on all ranks; a rank left without trials gets a batch of
+    zero weight. batch_size is the most that a batch has. Without `shapes` they are made from the given trials, as a
+    split with longer trials than the training data needs.
     """
 
     def __init__(
@@ -239,20 +240,19 @@ class EvalBatches(Dataset):
     ):
         self.trials = list(trials)
         self.shapes = shapes or batch_shapes(self.trials, config, batch_size)
-        batch_size = batch_size or self.shapes.batch_size
-        if batch_size != self.shapes.batch_size:
-            self.shapes = BatchShapes(batch_size, self.shapes.buckets, self.shapes.label_width, self.shapes.n_features)
+        # As many batches as that takes, but all as large as each other: few trials only fill the last one.
+        of_each_rank = -(-len(self.trials) // world_size)
+        n_batches = -(-of_each_rank // (batch_size or self.shapes.batch_size))
+        batch_size = -(-of_each_rank // n_batches)
+        self.shapes = replace(self.shapes, batch_size=batch_size)
         self.reader = TrialReader(config)
-        of_bucket: dict[int, list[int]] = {}
-        for index, trial in enumerate(self.trials):
-            of_bucket.setdefault(self.shapes.bucket_of(trial), []).append(index)
+        buckets = [self.shapes.bucket_of(trial) for trial in self.trials]
+        order = sorted(range(len(self.trials)), key=lambda i: (-self.trials[i].n_time_steps, self.trials[i].day, i))
         self.batches: list[tuple[int, list[int], int]] = []  # bucket, trials, day of the trials that only fill
-        for bucket, indices in sorted(of_bucket.items()):
-            indices.sort(key=lambda index: self.trials[index].day)
-            groups = [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
-            groups += [[]] * (-len(groups) % world_size)
-            for group in groups[rank::world_size]:
-                self.batches.append((bucket, group, self.trials[(group or indices)[0]].day))
+        for start in range(0, len(order), batch_size * world_size):
+            of_all = order[start : start + batch_size * world_size]
+            of_rank = of_all[rank * batch_size : (rank + 1) * batch_size]
+            self.batches.append((buckets[of_all[0]], of_rank, self.trials[(of_rank or of_all)[0]].day))
 
     def __len__(self) -> int:
         return len(self.batches)

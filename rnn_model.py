@@ -79,8 +79,9 @@ class DayLayers(nn.Module):
         weights = self.weights.index_select(0, day_idx)
         biases = self.biases.index_select(0, day_idx)
         x = torch.bmm(x.to(weights.dtype), weights)
-        dropout = cpu_ops.dropout if x.device.type == "cpu" else F.dropout
-        return dropout(F.softsign(x + biases.to(x.dtype)), self.dropout, self.training)
+        x = x + biases.to(x.dtype) if x.device.type != "cpu" else x.add_(biases.to(x.dtype))
+        functions = cpu_ops if x.device.type == "cpu" else F
+        return functions.dropout(functions.softsign(x), self.dropout, self.training)
 
 
 def make_patches(x: torch.Tensor, patch_size: int, patch_stride: int) -> torch.Tensor:
@@ -107,7 +108,8 @@ class _Patches(torch.autograd.Function):
         n_trials, n_bins, n_features = x.shape
         n_patches, rows = output_lengths(n_bins, size, stride), -(-n_bins // stride)
         ctx.sizes = n_bins, n_patches, rows, size, stride, n_features
-        x = F.pad(x, (0, 0, 0, rows * stride - n_bins))
+        if n_bins % stride:  # padding by nothing would be a copy
+            x = F.pad(x, (0, 0, 0, rows * stride - n_bins))
         phases = x.reshape(n_trials, rows, stride, n_features).permute(2, 1, 0, 3)
         return torch.cat([phases[k % stride, k // stride : k // stride + n_patches] for k in range(size)], -1)
 

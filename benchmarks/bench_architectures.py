@@ -49,7 +49,7 @@ def train(config: Config) -> tuple[torch.nn.Module, list[float]]:
 def train_reference(config: Config) -> tuple[torch.nn.Module, list[float]]:
     """The same in plain PyTorch."""
     torch.manual_seed(config.seed)
-    model = reference.ReferenceDecoder(config)
+    model = reference.make_model(config)
     optimizer, scheduler = reference.make_optimizer(model, config)
     splits = index_splits(config, ("train", "val"))
     batches, pers = reference.train_batches(splits["train"], config, config.seed), []

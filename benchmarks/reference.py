@@ -1,14 +1,15 @@
-"""The single GRU's job as the field does it today, in plain PyTorch: what this project is measured against.
+"""The job as the field does it today, in plain PyTorch: what this project is measured against.
 
 Files are opened for every batch and trials read one by one; random trials are padded to the longest of their batch; day
 weights are stacked from a list; patches come from `unfold`, smoothing from a grouped convolution, layers from
 torch.nn.GRU, the loss from F.ctc_loss; evaluation takes one trial at a time and collapses it in Python. Loader, step
-and evaluation are apart, so that each can be measured alone. The settings are those of a configuration with
-`model.architecture: gru`.
+and evaluation are apart, so that each can be measured alone. The single GRU is that of Card et al.; the triple decoder
+is what its description becomes in the same style, with the noise estimate formed and every layer as torch has it.
 """
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import h5py
 import numpy as np
@@ -21,8 +22,8 @@ from config import Config
 from dataset_index import Trial
 
 
-class ReferenceDecoder(nn.Module):
-    """Day layers in lists, patches by unfold, one GRU, a linear classifier."""
+class DaysAndPatches(nn.Module):
+    """Day layers in lists, patches by unfold: what both decoders begin with."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -32,28 +33,115 @@ class ReferenceDecoder(nn.Module):
         self.day_weights = nn.ParameterList([torch.eye(n_features) for _ in days])
         self.day_biases = nn.ParameterList([torch.zeros(1, n_features) for _ in days])
         self.day_dropout = nn.Dropout(model.input_network.input_layer_dropout)
-        width = n_features * max(self.patch_size, 1)
-        self.gru = GRU(width, model.n_units, model.n_layers, dropout=model.rnn_dropout, batch_first=True)
-        for name, parameter in self.gru.named_parameters():
-            if "weight_hh" in name:
-                nn.init.orthogonal_(parameter)
-            elif "weight_ih" in name:
-                nn.init.xavier_uniform_(parameter)
-        self.out = nn.Linear(model.n_units, config.dataset.n_classes)
-        nn.init.xavier_uniform_(self.out.weight)
-        self.h0 = nn.Parameter(nn.init.xavier_uniform_(torch.zeros(1, 1, model.n_units)))
 
-    def forward(self, x: torch.Tensor, day_idx: torch.Tensor) -> torch.Tensor:
-        """(B, T, F), (B,) -> (B, P, C)."""
+    def patched(self, x: torch.Tensor, day_idx: torch.Tensor) -> torch.Tensor:
+        """(B, T, F), (B,) -> (B, P, patch_size * F)."""
         weights = torch.stack([self.day_weights[day] for day in day_idx])
         biases = torch.stack([self.day_biases[day] for day in day_idx])
         x = self.day_dropout(F.softsign(torch.einsum("btd,bdk->btk", x, weights) + biases))
         if self.patch_size:
             x = x.unsqueeze(1).permute(0, 3, 1, 2).unfold(3, self.patch_size, self.patch_stride)
             x = x.squeeze(2).permute(0, 2, 3, 1).reshape(x.shape[0], x.shape[3], -1)
-        start = self.h0.expand(self.gru.num_layers, x.shape[0], -1).contiguous()
-        hidden, _ = self.gru(x, start)
-        return self.out(hidden)
+        return x
+
+
+def add_gru(module: nn.Module, width: int, n_units: int, n_layers: int, dropout: float) -> None:
+    """Give a module a `gru` and a learnable start state `h0`, initialised as in the paper."""
+    module.gru = GRU(width, n_units, n_layers, dropout=dropout if n_layers > 1 else 0.0, batch_first=True)
+    for name, parameter in module.gru.named_parameters():
+        if "weight_hh" in name:
+            nn.init.orthogonal_(parameter)
+        elif "weight_ih" in name:
+            nn.init.xavier_uniform_(parameter)
+    module.h0 = nn.Parameter(nn.init.xavier_uniform_(torch.zeros(1, 1, n_units)))
+
+
+def run_gru(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """(B, P, W) -> (B, P, H), from the learnable start state."""
+    start = module.h0.expand(module.gru.num_layers, x.shape[0], -1).contiguous()
+    return module.gru(x, start)[0]
+
+
+def classifier(n_units: int, n_classes: int) -> nn.Linear:
+    out = nn.Linear(n_units, n_classes)
+    nn.init.xavier_uniform_(out.weight)
+    return out
+
+
+class ReferenceDecoder(DaysAndPatches):
+    """The single GRU."""
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        model = config.model
+        width = model.n_input_features * max(model.patch_size, 1)
+        add_gru(self, width, model.n_units, model.n_layers, model.rnn_dropout)
+        self.out = classifier(model.n_units, config.dataset.n_classes)
+
+    def forward(self, x: torch.Tensor, day_idx: torch.Tensor) -> torch.Tensor:
+        """(B, T, F), (B,) -> (B, P, C)."""
+        return self.out(run_gru(self, self.patched(x, day_idx)))
+
+
+class Recurrent(nn.Module):
+    """A GRU and a linear layer on it."""
+
+    def __init__(self, width: int, n_units: int, n_layers: int, dropout: float, n_outputs: int):
+        super().__init__()
+        self.recurrent = nn.Module()
+        add_gru(self.recurrent, width, n_units, n_layers, dropout)
+        self.out = classifier(n_units, n_outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, P, W) -> (B, P, outputs)."""
+        return self.out(run_gru(self.recurrent, x))
+
+
+class ReverseGradient(torch.autograd.Function):
+    """Identity; the gradient times -strength backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, strength: float) -> torch.Tensor:
+        ctx.strength = strength
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return -ctx.strength * grad, None
+
+
+class ReferenceTriple(DaysAndPatches):
+    """Noise, clean speech and noisy speech model, for shared day layers and a NoiseModel with a projection."""
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        model, n_classes = config.model, config.dataset.n_classes
+        width = model.n_input_features * max(model.patch_size, 1)
+        dropout, self.strength = model.rnn_dropout, config.adversarial.grl_lambda
+        self.noise_model = Recurrent(width, model.noise_units, model.noise_n_layers, dropout, width)
+        self.clean_speech_model = Recurrent(width, model.n_units, model.n_layers, dropout, n_classes)
+        self.noisy_speech_model = Recurrent(width, model.n_units, model.noisy_n_layers, dropout, n_classes)
+
+    def forward(self, x: torch.Tensor, day_idx: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """(B, T, F), (B,) -> clean logits (B, P, C); in training noisy logits and noise (B, P, W) too."""
+        signal = self.patched(x, day_idx)
+        noise = self.noise_model(signal)
+        clean = self.clean_speech_model(signal - noise)
+        if not self.training:
+            return clean
+        return clean, self.noisy_speech_model(ReverseGradient.apply(noise, self.strength)), noise
+
+
+def make_model(config: Config) -> ReferenceDecoder | ReferenceTriple:
+    return ReferenceDecoder(config) if config.model.architecture == "gru" else ReferenceTriple(config)
+
+
+def our_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters under this project's names, for load_state_dict of the model of the same configuration."""
+    found = {name.replace("noise_model.out", "noise_model.projection"): p for name, p in model.state_dict().items()}
+    for old, new in (("day_weights", "day_layers.weights"), ("day_biases", "day_layers.biases")):
+        found[new] = torch.stack([found.pop(name) for name in list(found) if name.startswith(f"{old}.")])
+    return found
 
 
 # ---- loader
@@ -114,12 +202,13 @@ def transform(
     t, (n_trials, _, n_features) = config.dataset.data_transforms, features.shape
     if training:
         if t.static_gain_std > 0:
-            gains = torch.eye(n_features).repeat(n_trials, 1, 1)
+            gains = torch.eye(n_features, device=features.device).repeat(n_trials, 1, 1)
             features = features @ (gains + t.static_gain_std * torch.randn_like(gains))
         if t.white_noise_std > 0:
             features = features + t.white_noise_std * torch.randn_like(features)
         if t.constant_offset_std > 0:
-            features = features + t.constant_offset_std * torch.randn(n_trials, 1, n_features)
+            offsets = torch.randn(n_trials, 1, n_features, device=features.device)
+            features = features + t.constant_offset_std * offsets
         if t.random_cut > 0:
             cut = int(torch.randint(0, t.random_cut, ()))
             features, n_time_steps = features[:, cut:], n_time_steps - cut
@@ -129,7 +218,7 @@ def transform(
 
 
 def make_optimizer(
-    model: ReferenceDecoder, config: Config
+    model: nn.Module, config: Config
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
     """AdamW over biases, day layers and the rest; warm-up from zero and a cosine, by LambdaLR."""
     groups = {"bias": [], "day": [], "other": []}
@@ -163,14 +252,25 @@ def make_optimizer(
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, [rest, day, rest])
 
 
-def batch_loss(model: ReferenceDecoder, batch: dict[str, torch.Tensor], config: Config, training: bool) -> torch.Tensor:
+def ctc(logits: torch.Tensor, batch: dict[str, torch.Tensor], lengths: torch.Tensor) -> torch.Tensor:
     """Mean over the trials of the CTC loss of a whole trial."""
-    features, n_time_steps = transform(batch["features"], batch["n_time_steps"], config, training)
-    logits = model(features, batch["day_indices"])
-    return F.ctc_loss(
-        logits.log_softmax(2).transpose(0, 1), batch["labels"], output_lengths(n_time_steps, config),
-        batch["label_lengths"], blank=0, reduction="none",
-    ).mean()  # fmt: skip
+    log_probs = logits.float().log_softmax(2).transpose(0, 1)
+    return F.ctc_loss(log_probs, batch["labels"], lengths, batch["label_lengths"], blank=0, reduction="none").mean()
+
+
+def batch_loss(model: nn.Module, batch: dict[str, torch.Tensor], config: Config, augment: bool = True) -> torch.Tensor:
+    """The clean CTC loss; of a triple decoder in training that of the noisy branch and the noise's size too."""
+    features, n_time_steps = transform(batch["features"], batch["n_time_steps"], config, augment)
+    lengths = output_lengths(n_time_steps, config)
+    with torch.autocast(features.device.type, torch.bfloat16, enabled=config.use_amp and features.is_cuda):
+        outputs = model(features, batch["day_indices"])
+    if isinstance(outputs, torch.Tensor):
+        return ctc(outputs, batch, lengths)
+    clean, noisy, noise = outputs
+    loss = ctc(clean, batch, lengths) + config.adversarial.noisy_loss_weight * ctc(noisy, batch, lengths)
+    valid = torch.arange(noise.shape[1], device=noise.device) < lengths[:, None]
+    size = ((noise.float() ** 2).mean(-1) * valid).sum(1) / lengths
+    return loss + config.adversarial.noise_l2_weight * size.mean()
 
 
 def output_lengths(n_time_steps: torch.Tensor, config: Config) -> torch.Tensor:
@@ -179,7 +279,7 @@ def output_lengths(n_time_steps: torch.Tensor, config: Config) -> torch.Tensor:
 
 
 def train_step(
-    model: ReferenceDecoder,
+    model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scheduler: torch.optim.lr_scheduler.LRScheduler,
     batch: dict[str, torch.Tensor],
@@ -188,7 +288,8 @@ def train_step(
     """One optimiser step; returns the loss."""
     model.train()
     optimizer.zero_grad()
-    loss = batch_loss(model, batch, config, training=True)
+    batch = {name: tensor.to(model.day_weights[0].device) for name, tensor in batch.items()}
+    loss = batch_loss(model, batch, config)
     loss.backward()
     if config.grad_norm_clip_value > 0:
         nn.utils.clip_grad_norm_(model.parameters(), config.grad_norm_clip_value)
@@ -201,14 +302,18 @@ def train_step(
 
 
 @torch.no_grad()
-def decode(model: ReferenceDecoder, trials: Sequence[Trial], config: Config) -> list[list[int]]:
-    """Greedily decoded classes, one trial at a time."""
+def best_path(model: nn.Module, trial: Trial, config: Config) -> torch.Tensor:
+    """The likeliest class of each valid frame of a trial, (P,)."""
     model.eval()
+    batch = {name: tensor.to(model.day_weights[0].device) for name, tensor in read_trials([trial]).items()}
+    features, n_time_steps = transform(batch["features"], batch["n_time_steps"], config, training=False)
+    return model(features, batch["day_indices"])[0, : output_lengths(n_time_steps, config)[0]].argmax(-1)
+
+
+def decode(model: nn.Module, trials: Sequence[Trial], config: Config) -> list[list[int]]:
+    """Greedily decoded classes, one trial at a time."""
     decoded = []
     for trial in trials:
-        batch = read_trials([trial])
-        features, n_time_steps = transform(batch["features"], batch["n_time_steps"], config, training=False)
-        path = model(features, batch["day_indices"])[0, : output_lengths(n_time_steps, config)[0]].argmax(-1)
-        path = torch.unique_consecutive(path)
+        path = torch.unique_consecutive(best_path(model, trial, config))
         decoded.append([int(index) for index in path if index != 0])
     return decoded

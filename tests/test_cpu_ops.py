@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.modules.rnn import GRU as TorchGRU
@@ -69,6 +70,15 @@ def test_dropout_drops_the_share_it_is_asked_for_and_keeps_the_mean(p):
     torch.testing.assert_close(y[y != 0], torch.full_like(y[y != 0], 3 / (1 - p)))
     y.sum().backward()
     torch.testing.assert_close(x.grad * 3, y.detach())
+
+
+def test_softsign_is_torch_s_in_value_and_gradient():
+    torch.manual_seed(0)
+    x = (torch.randn(50, 40).double() * 3).requires_grad_()
+    weights = torch.randn(50, 40).double()
+    found = [(y, *torch.autograd.grad((y * weights).sum(), x)) for y in (cpu_ops.softsign(x), F.softsign(x))]
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-14)
 
 
 def test_dropout_of_all_and_of_none():

@@ -105,7 +105,7 @@ def test_training_and_validation_share_shapes(root):
     assert shapes.buckets[-1] >= max(trial.n_time_steps for trial in train + val)
     for batches, indices in (
         (TrainBatches(train, config, shapes=shapes), 20),
-        (EvalBatches(val, config, shapes=shapes), 5),
+        (EvalBatches(val, config, shapes=shapes), 4),
     ):
         assert {batches[i]["features"].shape[1] for i in range(indices)} <= set(shapes.buckets)
         assert {batches[i]["labels"].shape for i in range(indices)} == {(4, 8)}

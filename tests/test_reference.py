@@ -17,24 +17,34 @@ from dataset import EvalBatches
 from dataset_index import index_splits
 from inference import batch_logits
 from loss import trial_losses
-from original_format import stacked
 from rnn_model import build_model
 
 
-@pytest.fixture(scope="module")
-def both(simulated, tmp_path_factory):
+@pytest.fixture(scope="module", params=["gru", "triple_gru"])
+def both(simulated, tmp_path_factory, request):
     """Configuration, splits, the reference of lively weights, and this project's model of the same."""
     config = training_config(
-        simulated, tmp_path_factory.mktemp("run"), model__architecture="gru", adversarial__enabled=False,
-        model__n_layers=2, dataset__batch_size=16,
+        simulated, tmp_path_factory.mktemp("run"), model__architecture=request.param, model__n_layers=2,
+        adversarial__enabled=request.param != "gru", adversarial__noise_l2_weight=0.1, model__day_layers="shared",
+        model__noise_units=8, dataset__batch_size=16,
     )  # fmt: skip
     torch.manual_seed(0)
-    theirs = reference.ReferenceDecoder(config)
+    theirs = reference.make_model(config)
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     ours = build_model(config)
-    ours.load_state_dict(stacked(theirs.state_dict()))
+    ours.load_state_dict(reference.our_parameters(theirs))
     return config, index_splits(config, ("train", "val")), theirs.eval(), ours.eval()
+
+
+def without_randomness(config):
+    config = config.copy()
+    config.lr_warmup_steps = config.lr_warmup_steps_day = 0
+    config.model.rnn_dropout = config.model.input_network.input_layer_dropout = 0.0
+    transforms = config.dataset.data_transforms
+    transforms.white_noise_std = transforms.constant_offset_std = 0.0
+    transforms.random_cut = 0
+    return config
 
 
 def test_smoothing_is_the_same():
@@ -51,7 +61,13 @@ def test_the_loss_of_a_batch_is_the_same(both):
     features, n_time_steps = reference.transform(batch["features"], batch["n_time_steps"], config, training=False)
     labels, label_lengths = batch["labels"].long(), batch["label_lengths"]
     losses = trial_losses(ours, config, features, n_time_steps, batch["day_indices"], labels, label_lengths)
-    torch.testing.assert_close(reference.batch_loss(theirs, batch, config, False), losses.total.mean())
+    theirs.train()
+    for module in theirs.modules():
+        if isinstance(module, (torch.nn.Dropout, torch.nn.RNNBase)):
+            module.train(False)
+    loss = reference.batch_loss(theirs, batch, config, augment=False)
+    theirs.eval()
+    torch.testing.assert_close(loss, losses.total.mean())
 
 
 def test_every_val_trial_is_decoded_to_the_same_phonemes(both):
@@ -68,16 +84,11 @@ def test_every_val_trial_is_decoded_to_the_same_phonemes(both):
 def test_a_step_is_that_of_the_trainer_s_optimiser_on_the_same_batch(both):
     """Without anything random; the reference's warm-up begins at a rate of zero, so that its second step is taken."""
     config, splits, _, _ = both
-    config = config.copy()
-    config.lr_warmup_steps = config.lr_warmup_steps_day = 0
-    config.model.rnn_dropout = config.model.input_network.input_layer_dropout = 0.0
-    transforms = config.dataset.data_transforms
-    transforms.white_noise_std = transforms.constant_offset_std = 0.0
-    transforms.random_cut = 0
+    config = without_randomness(config)
     torch.manual_seed(0)
-    theirs = reference.ReferenceDecoder(config)
+    theirs = reference.make_model(config)
     ours = build_model(config)
-    ours.load_state_dict(stacked(theirs.state_dict()))
+    ours.load_state_dict(reference.our_parameters(theirs))
     from optimizer import make_optimizer
     from training_step import TrainingStep
 
@@ -90,5 +101,5 @@ def test_a_step_is_that_of_the_trainer_s_optimiser_on_the_same_batch(both):
         metrics = step([batch], number)
         loss = reference.train_step(theirs, optimizer, scheduler, reference.read_trials(trials), config)
         assert float(metrics[0]) == pytest.approx(loss, rel=1e-5)
-    for name, value in stacked(theirs.state_dict()).items():
+    for name, value in reference.our_parameters(theirs).items():
         torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-4, atol=1e-6, msg=name)
