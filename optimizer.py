@@ -106,19 +106,39 @@ class DayAdamW(torch.optim.AdamW):
             param.mul_(decay).sub_(exp_avg.div(denominator).mul_(step_size))
 
     def _step_days(self, param: torch.Tensor, group: dict) -> None:
-        """Updates the present days of param (D, ...) in place.
+        """Updates the present days of param (D, ...) in place; on a CPU those alone are touched.
 
-        The mask acts through coefficients of shape (D, 1, ...), which are 1 or 0 for absent days: multiplying
-        a row by 1 and adding 0 leaves it bit for bit, and costs no pass over the whole tensor.
+        Elsewhere how many are present is not known before the device is waited for. There a mask acts through
+        coefficients of shape (D, 1, ...), which are 1 or 0 for absent days: multiplying a row by 1 and adding 0 leaves
+        it bit for bit, and costs no pass over the whole tensor.
         """
         state, grad = self.state[param], param.grad
-        beta0, beta1 = group["betas"]
         if not state:
             state["step"] = torch.zeros(param.shape[0], dtype=torch.float32, device=param.device)
             state["exp_avg"] = torch.zeros_like(param)
             state["exp_avg_sq"] = torch.zeros_like(param)
+        present = torch.linalg.vector_norm(grad.flatten(1), 1, dim=1) != 0  # (D,); of all tests the quickest on a CPU
+        if param.device.type != "cpu" or present.all():
+            self._update_days(param, grad, state, present, group)
+            return
+        days = present.nonzero().flatten()
+        rows, parts = param[days], {name: values[days] for name, values in state.items()}
+        self._update_days(rows, grad[days], parts, present[days], group)
+        param[days] = rows
+        for name, values in parts.items():
+            state[name][days] = values
+
+    def _update_days(
+        self,
+        param: torch.Tensor,
+        grad: torch.Tensor,
+        state: dict[str, torch.Tensor],
+        present: torch.Tensor,
+        group: dict,
+    ) -> None:
+        """The update itself, in place, of the days at hand; `present` (D,) says which of them had trials."""
+        beta0, beta1 = group["betas"]
         exp_avg, exp_avg_sq, steps = state["exp_avg"], state["exp_avg_sq"], state["step"]
-        present = (grad != 0).reshape(len(grad), -1).any(1)  # (D,)
         steps.add_(present.to(steps.dtype))
 
         def by_day(if_present, if_absent: float) -> torch.Tensor:
