@@ -84,9 +84,7 @@ def load_in_child(folder: Path, n_sessions: int) -> None:
     config.dataset.sessions = config.dataset.sessions[:n_sessions]
     for _ in itertools.islice(our_batches(config), 40):
         pass
-    # Not getrusage: its peak is that of the parent too, before this program was put in its place.
-    status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
-    print(int(status["VmHWM"].split()[0]) * 1024 / 1e9)
+    print(paired.peak_memory())
 
 
 def starts(folder: Path) -> dict[str, float]:

@@ -48,6 +48,12 @@ def in_words(values: dict[str, float], digits: int = 2) -> str:
     return "{median:.{d}f} ({min:.{d}f} to {max:.{d}f})".format(d=digits, **values)
 
 
+def peak_memory() -> float:
+    """GB of this process at the most. Not getrusage's, which is also that of the parent before this program began."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) * 1024 / 1e9
+
+
 def parser_of(description: str) -> argparse.ArgumentParser:
     """With the option that every benchmark has: --json, read by run_all.py."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
