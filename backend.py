@@ -26,6 +26,7 @@ from tpu_host import GOOGLE_PCI_VENDOR, find_chips
 logger = logging.getLogger("b2txt")
 
 DEVICES = ("cpu", "cuda", "xla")
+LENGTHS = ("n_time_steps", "label_lengths")  # of a batch
 LONGEST_WAIT = timedelta(minutes=30)  # of processes for each other: the first of a host reads all of the data
 
 
@@ -224,14 +225,23 @@ class Backend:
         return torch.Generator(self.device).manual_seed(self.fold_seed(*entropy))
 
     def to_device(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The batch on the device; on CUDA the copy of pinned memory overlaps with computing."""
-        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+        """The batch on the device; on CUDA the copy of pinned memory overlaps with computing.
+
+        There the lengths stay on the host, where CTC wants them: it would wait for the device to have them.
+        """
+        on_host = LENGTHS if self.kind == "cuda" else ()
+        return {
+            name: tensor if name in on_host else tensor.to(self.device, non_blocking=True)
+            for name, tensor in batch.items()
+        }
 
     def scalar(self, value: float) -> torch.Tensor:
         """(1,) float32 on the device, for a number that changes from step to step.
 
         XLA compiles a Python number that is exactly 0 or 1 into the program, and so would compile it anew.
         """
+        if self.kind == "cuda":  # a copy from the host would wait for all that is still running
+            return torch.full((1,), value, dtype=torch.float32, device=self.device)
         return torch.tensor([value], dtype=torch.float32).to(self.device)
 
     def end_program(self, name: str, batch: dict[str, torch.Tensor] | None = None) -> None:

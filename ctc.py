@@ -45,8 +45,8 @@ def ctc_loss(
     Args:
         logits: (B, P, C), of any floating dtype; the loss is computed in float32, or in float64 if they are that.
         labels: (B, S) integers, padded with anything beyond label_lengths.
-        logit_lengths: (B,) valid frames.
-        label_lengths: (B,) valid labels.
+        logit_lengths: (B,) valid frames; on CUDA best on the host, where torch needs them.
+        label_lengths: (B,) valid labels; the same.
     Returns:
         (B,) losses; infinite where the labels do not fit into the frames (see `required_frames`).
     """

@@ -16,9 +16,18 @@ import torch
 import torch.nn.functional as F
 
 
+def beside(values: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+    """A few numbers on the device of features, without waiting for what that is still doing."""
+    if features.is_cuda and not values.is_cuda:
+        values = values.pin_memory()
+    return values.to(features.device, non_blocking=True)
+
+
 def valid_bins(features: torch.Tensor, n_time_steps: torch.Tensor) -> torch.Tensor:
     """(B, T, 1) mask, True where a bin is not padding."""
-    return (torch.arange(features.shape[1], device=features.device) < n_time_steps[:, None]).unsqueeze(-1)
+    return (
+        torch.arange(features.shape[1], device=features.device) < beside(n_time_steps, features)[:, None]
+    ).unsqueeze(-1)
 
 
 def zero_padding(features: torch.Tensor, n_time_steps: torch.Tensor) -> torch.Tensor:
@@ -74,16 +83,19 @@ def random_cut(
     """Takes the first 0..cut-1 bins from each trial, drawn evenly and for each trial apart.
 
     The trial moves to the front and the shape stays: the freed bins at the end are zeros, n_time_steps is
-    less by as many. One bin at least remains of a trial that has any.
+    less by as many. One bin at least remains of a trial that has any. Cuts are drawn where n_time_steps is.
     """
     batch, bins, channels = features.shape
-    cuts = torch.randint(0, cut, (batch,), device=features.device, generator=generator)
+    if generator is not None and generator.device.type != n_time_steps.device.type:
+        generator = torch.Generator(n_time_steps.device).manual_seed(generator.initial_seed())
+    cuts = torch.randint(0, cut, (batch,), device=n_time_steps.device, generator=generator)
     cuts = torch.minimum(cuts, (n_time_steps - 1).clamp(min=0))
+    n_time_steps = n_time_steps - cuts
+    cuts = beside(cuts, features)
     # Whole rows of a (B * T, F) table: cheaper than a gather, which needs an index for every element.
     time = torch.arange(bins, device=features.device) + cuts[:, None]  # (B, T)
     rows = torch.arange(batch, device=features.device)[:, None] * bins + time.clamp(max=bins - 1)
     shifted = features.reshape(batch * bins, channels).index_select(0, rows.flatten()).view_as(features)
-    n_time_steps = n_time_steps - cuts
     return zero_padding(shifted, n_time_steps), n_time_steps
 
 
@@ -109,7 +121,7 @@ def time_masks(
     A span's length is even in 0..mask_bins, its start even over where it fits into the valid bins, so that
     padding dilutes nothing. Spans may overlap. 0 is a z-scored feature's mean.
     """
-    spans = _spans(n_time_steps, features.shape[1], n_masks, mask_bins, generator)
+    spans = _spans(beside(n_time_steps, features), features.shape[1], n_masks, mask_bins, generator)
     return torch.where(spans[:, :, None], 0.0, features)
 
 
@@ -196,7 +208,7 @@ def transform_data(
 
     Args:
         features: (B, T, F), zero at and beyond n_time_steps.
-        n_time_steps: (B,) valid bins, int64, on the features' device.
+        n_time_steps: (B,) valid bins, int64, on the features' device or on the host.
         transforms: the configuration's dataset.data_transforms.
         training: False leaves everything random out.
         generator: of the features' device, or None.

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ctc import ctc_loss, output_lengths
+from data_augmentations import beside
 
 
 class TrialLosses(NamedTuple):
@@ -73,5 +74,6 @@ def trial_losses(
 
 def mean_over_valid(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Mean of each trial's values over its valid frames. values (B, P), lengths (B,) -> (B,)."""
+    lengths = beside(lengths, values)
     valid = torch.arange(values.shape[1], device=values.device) < lengths[:, None]
     return (values * valid).sum(1) / lengths.clamp(min=1)

@@ -5,8 +5,9 @@
 The quickstart's model (10.8 M parameters with 4 sessions), one thread, each point in a process of its own; the median
 of 5 steps after a first one, and the peak of the process's memory above that of the program with the model. A batch has
 trials of 4 sessions, however many the model knows. Growth is the exponent between neighbouring points: 1 is linear, 0
-is no growth. Bars: at most 1.15 in trials and bins, for time and for memory; 10% of the step from 4 to 180 sessions;
-two processes do 1.6 times the trials a second of one.
+is no growth. Bars: at most 1.15 in trials and bins, for time and for memory; 1 ms for a session that is not in the
+batch (its rows of the day layers' gradient, which is one tensor, are filled with zeros, counted in the norm and found
+to be zero); two processes do 1.6 times the trials a second of one.
 """
 
 import json
@@ -37,7 +38,7 @@ AXES = {  # trials, bins, sessions, processes; one of them moves
     "sessions": [(16, 600, n, 1) for n in (4, 45, 180)],
     "processes": [(16, 600, 4, n) for n in (1, 2)],
 }
-MOST_GROWTH, MOST_OF_SESSIONS, LEAST_OF_PROCESSES = 1.15, 1.1, 1.6
+MOST_GROWTH, MOST_MS_A_SESSION, LEAST_OF_PROCESSES = 1.15, 1.0, 1.6
 
 
 def measure(n_trials: int, n_bins: int, n_sessions: int) -> dict[str, float]:
@@ -120,10 +121,13 @@ def main() -> int:
             ratios[f"growth with {axis}, {what} (exponent)"] = paired.spread(values)
             passed &= statistics.median(values) <= MOST_GROWTH
     times = [each["ms"] for each in figures["sessions"].values()]
+    numbers = [int(number) for number in figures["sessions"]]
+    a_session = (times[-1] - times[0]) / (numbers[-1] - numbers[0])
+    print(f"a session more: {a_session:.2f} ms")
     ratios["growth with sessions, 180 over 4, time"] = paired.spread([times[-1] / times[0]])
     one, two = (each["ms"] for each in figures["processes"].values())
     ratios["two processes over one, trials a second"] = paired.spread([2 * one / two])
-    passed &= times[-1] / times[0] <= MOST_OF_SESSIONS and 2 * one / two >= LEAST_OF_PROCESSES
+    passed &= a_session <= MOST_MS_A_SESSION and 2 * one / two >= LEAST_OF_PROCESSES
     paired.finish(options.json, ratios, figures)
     return 0 if passed else 1
 

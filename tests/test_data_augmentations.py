@@ -295,3 +295,27 @@ def test_smoothing_comes_last_and_is_the_same_in_training_and_evaluation(causal)
     noisy, left = transform_data(features, n_time_steps, transforms(**{**ALL, "smooth_data": False}), True, seeded())
     both, _ = transform_data(features, n_time_steps, transforms(**ALL, smooth_causal=causal), True, seeded())
     assert torch.equal(both, zero_padding(gaussian_smooth(noisy, 2.0, 100, causal), left))
+
+
+def test_lengths_on_the_host_stay_there_and_the_features_on_their_device():
+    """As on CUDA, where CTC would otherwise wait for them. The meta device has shapes only."""
+    options = transforms(random_cut=3, n_time_masks=1, smooth_data=True)
+    before = torch.tensor([30, 20, 9, 1])
+    features, after = transform_data(torch.empty(4, 30, 5, device="meta"), before, options, True)
+    assert features.device.type == "meta" and features.shape == (4, 30, 5)
+    assert after.device.type == "cpu" and all(0 <= cut < 3 for cut in (before - after).tolist())
+
+
+def test_a_cut_drawn_on_the_host_is_that_of_the_seed():
+    """A generator of another device stands for its seed."""
+
+    class OfAnotherDevice:
+        device = torch.device("cuda")
+
+        def initial_seed(self):
+            return 7
+
+    features, lengths = batch([30, 20, 9, 1], 30, 5)
+    expected = random_cut(features, lengths, 10, seeded(7))
+    found = random_cut(features, lengths, 10, OfAnotherDevice())
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
