@@ -10,7 +10,6 @@ WER within 0.3 points of a beam four times as wide, 1 GB, and 1.6 times the rate
 
 import argparse
 import dataclasses
-import json
 import math
 import os
 import resource
@@ -22,6 +21,8 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import paired
+
 from config import DecoderConfig
 from ctc import greedy_collapse
 from evaluate_model_helpers import BLANK, PHONEMES, SILENCE, count_errors, sum_errors
@@ -169,8 +170,11 @@ def main() -> int:
     rng = np.random.default_rng(options.seed)
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(options, rng, Path(folder))
-    if options.json:
-        Path(options.json).write_text(json.dumps(figures, indent=2) + "\n")
+    ratios = {
+        "sentences, over torchaudio's decoder": paired.spread(figures["ratio_to_torchaudio"]),
+        "sentences, two processes over one": paired.spread(figures["ratio_two_processes"]),
+    }
+    paired.finish(options.json, ratios, figures)
     passed = (
         figures["sentences_a_second"] >= LEAST_RATE
         and figures["wer"] - figures["wer_wide_beam"] <= MOST_LOSS

@@ -10,7 +10,6 @@ which the next patch comes; logits within 1e-5 of those of the whole trial.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -21,6 +20,8 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import paired
+
 from checkpointing import save_checkpoint
 from config import Config, load_config
 from data_augmentations import transform_data
@@ -136,8 +137,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(options, Path(folder))
     report(figures)
-    if options.json:
-        Path(options.json).write_text(json.dumps(figures, indent=2) + "\n")
+    paired.finish(
+        options.json, {"streaming, a patch over a read of its weights": paired.spread([figures["reads"]])}, figures
+    )
     passed = (
         figures["reads"] <= MOST_READS
         and figures["patch_ms"]["p99"] <= MOST_P99_MS

@@ -16,8 +16,11 @@ import sys
 import time
 from pathlib import Path
 
+import paired
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
 N_TRIALS, N_FEATURES, N_UNITS, N_LABELS = 8, 64, 192, 40
 
 
@@ -30,7 +33,7 @@ def use_torch_xlas_pieces() -> None:
     import recurrent
     import rnn_model
 
-    def run(self, x, state, plus, dtype):
+    def run(self, ops, x, state, plus, dtype):
         if plus is not None:
             x = plus.signal() if x is None else x + plus.signal()
         if not hasattr(self, "_scan"):
@@ -47,7 +50,7 @@ def use_torch_xlas_pieces() -> None:
         hidden, state = self.recurrent(x, state)
         return self.projection(hidden), state
 
-    recurrent.GRU._run_on_xla, loss.ctc_loss, rnn_model.NoiseModel.forward = run, ctc_loss, noise
+    recurrent.GRU._run_layers, loss.ctc_loss, rnn_model.NoiseModel.forward = run, ctc_loss, noise
 
 
 def measure(kind: str, n_patches: int, n_steps: int) -> dict[str, float]:
@@ -121,12 +124,8 @@ def main() -> None:
     }
     lengths = [(run("ours", 400, 2), run("ours", 100, 2)) for _ in range(arguments.repeats)]
     ratios["compile time, 400 over 100 patches"] = [a["compile_s"] / b["compile_s"] for a, b in lengths]
-    found = {}
-    for name, values in ratios.items():
-        found[name] = {"min": min(values), "median": statistics.median(values), "max": max(values)}
-        print(f"{name}: {found[name]['median']:.2f} ({found[name]['min']:.2f} to {found[name]['max']:.2f})")
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(found, indent=2) + "\n")
+    named = {f"XLA on a CPU, {name}": paired.spread(values) for name, values in ratios.items()}
+    paired.finish(arguments.json, named, {})
 
 
 if __name__ == "__main__":
