@@ -10,6 +10,7 @@ Axes: P output frames, B trials, H hidden units. Gates in torch's order: reset, 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
@@ -32,11 +33,14 @@ def dropout(x: torch.Tensor, p: float, training: bool) -> torch.Tensor:
     """As torch.nn.functional.dropout, whose Bernoulli numbers take four times as long as uniform ones."""
     if not training or p == 0:
         return x
-    return x * (torch.rand_like(x) >= p).to(x.dtype).div_(1 - p) if p < 1 else x * 0
+    draws = torch.rand(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))  # bf16 has too few numbers
+    return x * (draws >= p).to(x.dtype).div_(1 - p) if p < 1 else x * 0
 
 
 def softsign(x: torch.Tensor) -> torch.Tensor:
-    """x / (1 + |x|), as torch.nn.functional.softsign, with one new array in place of three."""
+    """x / (1 + |x|), as torch.nn.functional.softsign, in float32 with one new array in place of three."""
+    if torch.promote_types(x.dtype, torch.float32) != x.dtype:
+        return F.softsign(x)  # the gradient from a rounded result would be wrong by a percent
     return _Softsign.apply(x)
 
 
@@ -120,7 +124,7 @@ class _GRULayer(torch.autograd.Function):
         d_state = torch.zeros_like(states[0])
         for end in range(n_steps, 0, -STEPS_AT_ONCE):
             steps = slice(max(0, end - STEPS_AT_ONCE), end)
-            reset, update, new = gates[steps].view(-1, n_trials, 3, n_hidden).unbind(2)
+            reset, update, new = gates[steps].unflatten(2, (3, n_hidden)).unbind(2)
             through_new = (1 - update) * (1 - new * new)
             factors = torch.stack(
                 [
@@ -137,8 +141,8 @@ class _GRULayer(torch.autograd.Function):
                 torch.mul(total[:, None], factors[t], out=d_state_side[step].view(n_trials, 3, n_hidden))
                 d_state = torch.addmm(total * update[t], d_state_side[step], weight)
             totals.mul_(through_new)
-        rows = d_state_side.view(-1, 3 * n_hidden)
-        d_weight = rows.t() @ states[:-1].reshape(-1, n_hidden)
+        rows = d_state_side.view(n_steps * n_trials, 3 * n_hidden)
+        d_weight = rows.t() @ states[:-1].reshape(n_steps * n_trials, n_hidden)
         d_bias = rows.sum(0)
         d_state_side[..., 2 * n_hidden :] = d_new
         return d_state_side, d_weight, d_bias, d_state

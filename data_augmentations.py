@@ -83,7 +83,8 @@ def random_cut(
     """Takes the first 0..cut-1 bins from each trial, drawn evenly and for each trial apart.
 
     The trial moves to the front and the shape stays: the freed bins at the end are zeros, n_time_steps is
-    less by as many. One bin at least remains of a trial that has any. Cuts are drawn where n_time_steps is.
+    less by as many. One bin at least remains of a trial that has any. Cuts are drawn where n_time_steps is;
+    a generator of another device stands for its seed there, whatever it has drawn.
     """
     batch, bins, channels = features.shape
     if generator is not None and generator.device.type != n_time_steps.device.type:

@@ -243,7 +243,7 @@ class EvalBatches(Dataset):
         # As many batches as that takes, but all as large as each other: few trials only fill the last one.
         of_each_rank = -(-len(self.trials) // world_size)
         n_batches = -(-of_each_rank // (batch_size or self.shapes.batch_size))
-        batch_size = -(-of_each_rank // n_batches)
+        batch_size = -(-of_each_rank // max(n_batches, 1)) or 1
         self.shapes = replace(self.shapes, batch_size=batch_size)
         self.reader = TrialReader(config)
         buckets = [self.shapes.bucket_of(trial) for trial in self.trials]

@@ -28,7 +28,7 @@ from ctc import output_lengths, required_frames
 
 logger = logging.getLogger("b2txt")
 
-CACHE_FORMAT = 2  # raise it when _Facts or what is looked at changes
+CACHE_FORMAT = 3  # raise it when _Facts or what is looked at changes
 PROBLEMS_SHOWN = 20
 SPLITS = ("train", "val", "test")
 ALWAYS_NEEDED = ("input_features", "n_time_steps", "block_num", "trial_num")
@@ -457,7 +457,7 @@ def _read_file(path: Path) -> tuple[list[_Facts], list[str]]:
         with h5py.File(path, "r") as file:
             for key in file:
                 try:
-                    facts.append(_read_trial(key, file[key]))
+                    facts.append(_read_trial(key, file[key], file.filename))
                 except READ_ERRORS as error:
                     problems.append(f"{path}, {key}: cannot be read ({_in_a_line(error)}); the file is damaged")
     except READ_ERRORS as error:
@@ -467,7 +467,7 @@ def _read_file(path: Path) -> tuple[list[_Facts], list[str]]:
     return facts, problems
 
 
-def _read_trial(key: str, group: h5py.Group) -> _Facts:
+def _read_trial(key: str, group: h5py.Group, path: str) -> _Facts:
     facts = _Facts(key)
     if not isinstance(group, h5py.Group):
         return facts
@@ -479,7 +479,7 @@ def _read_trial(key: str, group: h5py.Group) -> _Facts:
     facts.sentence_label = _text(attributes.get("sentence_label", ""))
     if "input_features" in group:
         features = group["input_features"]
-        facts.shape, facts.offset = list(features.shape), _offset(features)
+        facts.shape, facts.offset = list(features.shape), _offset(features, path)
         # Where shape and n_time_steps disagree the trial is refused anyway, and a damaged shape may be huge.
         if features.ndim == 2 and features.shape[0] == facts.n_time_steps:
             finite = np.isfinite(features[()])
@@ -494,10 +494,11 @@ def _read_trial(key: str, group: h5py.Group) -> _Facts:
     return facts
 
 
-def _offset(dataset: h5py.Dataset) -> int | None:
-    """Where in its file the values of a dataset begin; None where they are not one run of bytes in C order."""
+def _offset(dataset: h5py.Dataset, path: str) -> int | None:
+    """Where in the file at `path` a dataset's values begin; None where they are not one run of bytes there."""
     plain = dataset.dtype == np.dtype("<f4") and dataset.external is None and not dataset.is_virtual
-    return dataset.id.get_offset() if plain and dataset.file.userblock_size == 0 else None
+    here = dataset.file.filename == path and dataset.file.userblock_size == 0  # a link may lead to another file
+    return dataset.id.get_offset() if plain and here else None
 
 
 def _whole_number(name: str, value) -> int:

@@ -5,6 +5,7 @@ that a trial is one read of the file into its place in the batch, by several thr
 h5py, and so is a file that has changed since it was indexed. benchmarks/bench_loading.py measures what that gains.
 """
 
+import contextlib
 import os
 import threading
 import weakref
@@ -88,22 +89,22 @@ class TrialReader:
         out = _array(shape, room=shape[0] * longest * shape[2])
         out[len(trials) :] = 0
         self._open_files(trials)
+        jobs = [(row, trial, self._files[trial.path]) for row, trial in enumerate(trials)]
         part = -(-len(trials) // READING_THREADS)
-        rows = [range(start, min(start + part, len(trials))) for start in range(0, len(trials), part or 1)]
-        if len(rows) > 1:
+        parts = [jobs[start : start + part] for start in range(0, len(trials), part or 1)]
+        if len(parts) > 1:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(READING_THREADS, thread_name_prefix="trial-reader")
-            list(self._threads.map(lambda rows: self._fill(out, trials, rows), rows))
+            list(self._threads.map(lambda jobs: self._fill(out, jobs), parts))
         else:
-            self._fill(out, trials, range(len(trials)))
+            self._fill(out, jobs)
         self._close_files_beyond_the_bound()
         return torch.from_numpy(out)
 
-    def _fill(self, out: np.ndarray, trials: Sequence[Trial], rows: range) -> None:
-        for row in rows:
-            n_bins = trials[row].n_time_steps
-            self._read(out[row, :n_bins], trials[row], self._files[trials[row].path])
-            out[row, n_bins:] = 0
+    def _fill(self, out: np.ndarray, jobs: Sequence[tuple[int, Trial, _OpenFile]]) -> None:
+        for row, trial, file in jobs:
+            self._read(out[row, : trial.n_time_steps], trial, file)
+            out[row, trial.n_time_steps :] = 0
 
     def read_into(self, out: np.ndarray, trial: Trial) -> None:
         """Fill out (n_time_steps, F) with the features of a trial; DataError as in `read_batch`."""
@@ -194,8 +195,9 @@ def _array(shape: tuple[int, ...], room: int) -> np.ndarray:
     as reading into memory that it has used before.
     """
     size, kept = int(np.prod(shape)), []
-    while _unused:
-        kept.append(_unused.pop())
+    with contextlib.suppress(IndexError):  # whoever else takes one meanwhile
+        while True:
+            kept.append(_unused.pop())
     kept.sort(key=len)
     fitting = next((number for number, flat in enumerate(kept) if flat.size >= size), None)
     flat = np.empty(max(size, room), np.float32) if fitting is None else kept.pop(fitting)

@@ -45,6 +45,8 @@ def table(found: dict[str, dict[str, dict[str, float]]], missed: list[str]) -> s
     lines = ["| ratio | median | min to max | command |", "|---|---|---|---|"]
     for name, ratios in found.items():
         mark = " (misses its bar)" if name in missed else ""
+        if not ratios:
+            lines.append(f"| {name}: failed | | | `python benchmarks/{BENCHMARKS[name][0]}` |")
         command = f"`python benchmarks/{BENCHMARKS[name][0]}`{mark}"
         lines += [
             f"| {what} | {ratio['median']:.2f} | {ratio['min']:.2f} to {ratio['max']:.2f} | {command} |"
@@ -72,6 +74,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", metavar="FILE", type=Path, help="write name -> {min, median, max} there")
     parser.add_argument("--results", metavar="FILE", type=Path, help="put the table there, between its marks")
     options = parser.parse_args(arguments)
+    if options.json:
+        options.json.touch()
     if options.results:  # before half an hour's work
         replace_table(options.results, options.results.read_text().partition(BEGIN)[2].partition(END)[0].lstrip("\n"))
     found, missed = {}, []
@@ -81,7 +85,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"== {name} ({script})", flush=True)
             start = time.perf_counter()
             found[name], status = run(script, more, Path(folder))
-            print(f"== {name}: {'bar missed, ' if status else ''}{time.perf_counter() - start:.0f} s", flush=True)
+            outcome = "done" if not status else "bar missed" if found[name] else "failed"
+            print(f"== {name}: {outcome}, {time.perf_counter() - start:.0f} s", flush=True)
             if status or not found[name]:
                 missed.append(name)
     text = table(found, missed)

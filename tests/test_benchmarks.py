@@ -67,5 +67,19 @@ def test_a_file_without_a_place_for_the_table_is_refused_before_the_work(tmp_pat
         run_all.main(["--results", str(tmp_path / "RESULTS.md")])
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_all, "run", lambda *_: pytest.fail("it ran"))
+    with pytest.raises(FileNotFoundError):
+        run_all.main(["--json", str(tmp_path / "nowhere" / "r.json")])
+
+
+def test_a_benchmark_that_fails_has_a_row_that_says_so(tmp_path, monkeypatch, capsys):
+    (tmp_path / "bench_fake.py").write_text("raise RuntimeError\n")
+    monkeypatch.setattr(run_all, "HERE", tmp_path)
+    monkeypatch.setattr(run_all, "BENCHMARKS", {"fake": ["bench_fake.py"]})
+    assert run_all.main([]) == 1
+    assert "| fake: failed |" in capsys.readouterr().out
+
+
 def test_every_benchmark_of_the_list_is_there():
     assert all((ROOT / "benchmarks" / command[0]).is_file() for command in run_all.BENCHMARKS.values())

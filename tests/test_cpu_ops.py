@@ -60,6 +60,22 @@ def test_bf16_is_computed_in_float32():
     torch.testing.assert_close(outputs.float(), expected, rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize("p", [0.003, 0.4])
+def test_in_bf16_dropout_has_its_share_and_softsign_its_gradient(p):
+    torch.manual_seed(0)
+    dropped = cpu_ops.dropout(torch.ones(1_000_000, dtype=torch.bfloat16), p, training=True) == 0
+    assert dropped.float().mean().item() == pytest.approx(p, rel=0.1)
+    x = (10 * torch.randn(1000)).bfloat16().requires_grad_()
+    found = [torch.autograd.grad(function(x).sum(), x)[0] for function in (cpu_ops.softsign, F.softsign)]
+    assert torch.equal(*found)
+
+
+def test_no_trials_have_no_gradient():
+    module = GRU(3, 4, 2)
+    module(torch.randn(5, 0, 3))[0].sum().backward()
+    assert not any(parameter.grad.any() for parameter in module.gru.parameters())
+
+
 @pytest.mark.parametrize("p", [0.1, 0.4, 0.9])
 def test_dropout_drops_the_share_it_is_asked_for_and_keeps_the_mean(p):
     torch.manual_seed(0)

@@ -300,6 +300,12 @@ def test_every_trial_once_over_all_ranks(root, world_size, batch_size):
     assert sorted(seen) == list(range(len(trials)))
 
 
+def test_no_trials_are_no_batches_of_given_shapes(root):
+    config = small_config(root)
+    shapes = batch_shapes(index_trials(config, "val"), config)
+    assert list(make_loader(EvalBatches([], config, shapes=shapes), config)) == []
+
+
 def test_an_unlabelled_split_has_empty_labels_and_keeps_trials_without_a_frame(tmp_path):
     write_split(tmp_path, SESSIONS[0], "test", [0, 5, 60, 200])
     config = small_config(tmp_path, SESSIONS[:1])

@@ -99,6 +99,28 @@ def test_a_file_with_a_user_block_gives_the_same(tmp_path):
     assert torch.equal(read(config, index_trials(config, "val")), plain)
 
 
+@pytest.mark.parametrize("of", ["group", "features"])
+def test_a_link_to_another_file_gives_what_it_leads_to(tmp_path, of):
+    path, config, trials = one_file(tmp_path)
+    plain = read(config, trials)
+    linked = tmp_path / "linked.hdf5"
+    path.rename(linked)
+    with h5py.File(linked) as source, h5py.File(path, "w") as file:
+        file["before"] = np.zeros(1 << 16)  # so that the other file's offsets are in this one too
+        for key in source:
+            if of == "group":
+                file[key] = h5py.ExternalLink(linked, key)
+            else:
+                group = file.create_group(key)
+                group.attrs.update(source[key].attrs)
+                group["seq_class_ids"] = source[key]["seq_class_ids"][()]
+                group["input_features"] = h5py.ExternalLink(linked, f"{key}/input_features")
+        del file["before"]
+    trials = index_trials(config, "val")
+    assert [trial.offset for trial in trials] == [None] * 3
+    assert torch.equal(read(config, trials), plain)
+
+
 @pytest.mark.parametrize("plainly", [True, False])
 def test_a_feature_subset_is_taken_in_its_order(tmp_path, plainly, monkeypatch):
     path, config, trials = one_file(tmp_path, feature_subset=[3, 0])
