@@ -117,9 +117,8 @@ class DayAdamW(torch.optim.AdamW):
             state["step"] = torch.zeros(param.shape[0], dtype=torch.float32, device=param.device)
             state["exp_avg"] = torch.zeros_like(param)
             state["exp_avg_sq"] = torch.zeros_like(param)
-        present = (
-            torch.linalg.vector_norm(grad.reshape(len(grad), -1), 1, dim=1) != 0
-        )  # (D,); the quickest test on a CPU
+        # (D,); of all tests the quickest on a CPU
+        present = torch.linalg.vector_norm(grad.reshape(len(grad), -1), 1, dim=1) != 0
         if param.device.type != "cpu" or present.all():
             self._update_days(param, grad, state, present, group)
             return

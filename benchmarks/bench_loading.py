@@ -70,7 +70,8 @@ def disk_rate(root: Path) -> float:
                 while n_read := file.readinto(piece):
                     total += n_read
 
-    return total / taken if (taken := seconds(read)) else 0.0
+    taken = seconds(read)
+    return total / taken
 
 
 def memory_of_a_loader(folder: Path, n_sessions: int) -> float:

@@ -43,6 +43,18 @@ def test_a_tracker_that_is_not_installed_is_refused_by_name():
         Backend("cpu", log_with="clearml")
 
 
+def test_on_cuda_lengths_stay_on_the_host_and_scalars_are_made_on_the_device(monkeypatch):
+    """Seen without a GPU by the meta device in its place: nothing could come back from there."""
+    made = Backend("cpu")
+    monkeypatch.setattr(made, "kind", "cuda")
+    monkeypatch.setattr(made, "device", torch.device("meta"))
+    names = ("features", "n_time_steps", "day_indices", "labels", "label_lengths", "weights", "trial_ids")
+    on_device = made.to_device({name: torch.ones(2) for name in names})
+    on_host = {name for name, tensor in on_device.items() if tensor.device.type == "cpu"}
+    assert on_host == {"n_time_steps", "label_lengths"}
+    assert made.scalar(0.5).device.type == "meta" and made.scalar(0.5).shape == (1,)
+
+
 def test_seeds_differ_between_streams_steps_and_ranks():
     seeds = {
         Backend.fold_seed(seed, stream, step, rank)
