@@ -47,7 +47,7 @@ from rnn_model import build_model
 from run_directory import PROFILE, TRIALS, choose_directories, hold_directory, release_directory, remove_run
 from training_log import go_on_in_file, log_to_file, log_to_terminal, progress_bar, speak_little
 from training_step import INITIALISATION, STEP_METRICS, TrainingStep
-from validation import picture_of_a_trial, save_validation, validate
+from validation import look_at_trials, noise_share, picture_of_a_trial, save_validation, validate
 from weight_transfer import take_weights
 
 logger = logging.getLogger("b2txt")
@@ -372,6 +372,7 @@ class BrainToTextDecoder_Trainer:
         if better:
             self.best_PER, self.best_loss, self.best_step = per, loss, self.step
         self.validations_without_gain = 0 if better else self.validations_without_gain + 1
+        metrics["noise_share"] = self._look_at_noise()
         kept = {name: value for name, value in metrics.items() if name not in ("logits", "input_features")}
         self.val_metrics.append(kept)
         self._log_validation(metrics, time.perf_counter() - begin)
@@ -399,7 +400,8 @@ class BrainToTextDecoder_Trainer:
     def _log_validation(self, metrics: dict[str, Any], seconds: float) -> None:
         config = self.config
         values = {"val/PER": metrics["avg_PER"], "val/loss": metrics["avg_loss"]}
-        values |= self._show_a_trial()
+        if metrics["noise_share"] is not None:
+            values["val/noise_share"] = metrics["noise_share"]
         if config.log_individual_day_val_PER:
             values |= {f"val_PER/{s}": count.rate for s, count in metrics["day_PERs"].items()}
         self.backend.log(values, self.step)
@@ -434,13 +436,17 @@ class BrainToTextDecoder_Trainer:
                 "a smaller epsilon, or a longer run", self.step,
             )  # fmt: skip
 
-    def _show_a_trial(self) -> dict[str, float]:
-        """Show a val trial to the trackers; returns the noise's size against the signal's in it."""
-        if not self.backend.is_main or self.config.log_with == "none":
-            return {}
-        picture, ratio = picture_of_a_trial(self.model, self.val_trials, self.config, self.backend, self.step)
-        self.backend.log_image("val/trial", picture, self.step)
-        return {} if ratio is None else {"val/noise_to_signal": ratio}
+    def _look_at_noise(self) -> float | None:
+        """Show a val trial to the trackers; returns the noise's share of the signal's power in a few of them.
+
+        None in processes other than the first, and of a decoder that estimates no noise.
+        """
+        if not self.backend.is_main or (self.config.log_with == "none" and self.config.model.architecture == "gru"):
+            return None
+        seen = look_at_trials(self.model, self.val_trials, self.config, self.backend)
+        if self.config.log_with != "none":
+            self.backend.log_image("val/trial", picture_of_a_trial(seen[0], self.config, self.step), self.step)
+        return noise_share(seen)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 

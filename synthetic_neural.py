@@ -79,11 +79,19 @@ class Settings:
     seed: int = 0
     speaking_rate: float = 2.5  # phonemes a second
     speech_variance: float = 0.075  # mean share of a feature's variance that is speech
+    structured_noise: float = 1.0  # its variance, as a multiple of the constants above
+    new_noise: float = 0.0  # mean share of a feature's variance of noise whose patterns are the session's own
 
     @property
     def phoneme_bins(self) -> float:
         """Mean duration of a phoneme in bins."""
         return 1 / (self.speaking_rate * BIN_SECONDS)
+
+    @property
+    def explained(self) -> float:
+        """Mean share of a feature's variance that is not private."""
+        shared = DRIVE_NOISE * self.speech_variance + COMMON_SLOW + COMMON_FAST + MIXED_SLOW + ARTEFACTS + OFFSET_DRIFT
+        return self.speech_variance + self.structured_noise * shared + self.new_noise
 
 
 def generator(seed: int, *key: int) -> np.random.Generator:
@@ -209,17 +217,24 @@ class Session:
     Attributes:
         speech: (D, F) tuning to the drive.
         shared: name -> (latents, F), the patterns of the structured noise; each latent has a variance of about one.
+        new: (N_MIXED, F), those of `new_noise`, which no other session has; zero where there is none.
         private: (F,) standard deviation of the private noise.
         gain, offset: (F,) of the raw signal.
     """
 
-    def __init__(self, participant: Participant, patterns: dict[str, np.ndarray], rng: np.random.Generator):
-        self.participant = participant
-        n, n_features = participant.settings.electrodes, 2 * participant.settings.electrodes
+    def __init__(
+        self,
+        participant: Participant,
+        patterns: dict[str, np.ndarray],
+        rng: np.random.Generator,
+        new_rng: np.random.Generator,
+    ):
+        self.participant, settings = participant, participant.settings
+        n, n_features = settings.electrodes, 2 * settings.electrodes
         covariance = participant.drive_covariance
 
         strength = participant.strength * rng.lognormal(0, 0.15, n_features)  # the gain of the tuning drifts
-        shares = participant.settings.speech_variance * _capped(strength, STRONGEST)
+        shares = settings.speech_variance * _capped(strength, STRONGEST)
         speech = patterns["speech"]
         speech = speech * np.sqrt(shares / np.einsum("df,de,ef->f", speech, covariance, speech))
         white_to_drive = np.linalg.cholesky(covariance + 1e-9 * np.eye(N_DIMENSIONS)).T
@@ -236,9 +251,12 @@ class Session:
             "artefacts": np.sqrt(ARTEFACTS / (bumps**2).sum(0).mean()) * bumps,
             "offset": np.sqrt(OFFSET_DRIFT) * patterns["offset"],
         }
-        explained = shares + sum((rows**2).sum(0) for rows in shared.values())
+        shared = {name: np.sqrt(settings.structured_noise) * rows for name, rows in shared.items()}
+        new = np.sqrt(settings.new_noise / N_MIXED) * participant.draw_patterns(new_rng)["mixed"]
+        explained = shares + sum((rows**2).sum(0) for rows in (*shared.values(), new))
         self.speech = speech.astype(np.float32)
         self.shared = {name: rows.astype(np.float32) for name, rows in shared.items()}
+        self.new = new.astype(np.float32)
         self.private = np.sqrt(np.maximum(1 - explained, LEAST_PRIVATE)).astype(np.float32)
         self.gain = rng.lognormal(0, 0.3, n_features).astype(np.float32)
         self.offset = rng.normal(0, 1, n_features).astype(np.float32)
@@ -261,7 +279,7 @@ def sessions_of(participant: Participant) -> Iterator[Session]:
         if index:
             new = participant.draw_patterns(rng)
             patterns = {name: np.sqrt(1 - DRIFT**2) * patterns[name] + DRIFT * new[name] for name in patterns}
-        yield Session(participant, patterns, rng)
+        yield Session(participant, patterns, rng, generator(seed, 5, index))
         index += 1
 
 
@@ -332,6 +350,10 @@ def simulate_block(
         end = start + utterance.n_time_steps
         features[start:end] += _private(end - start, session, rng)
         start = end
+    if participant.settings.new_noise:  # drawn last: all else is what it is without
+        new = _slow(n_bins, N_MIXED, (0.2, 3), rng) @ session.new
+        noise += new
+        features += new
     # The session's raw scale, which z-scoring a block takes out again, as it does from recordings.
     features *= session.gain
     features += session.offset

@@ -4,7 +4,7 @@ import math
 import pickle
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from processes import Processes
 from trial_figure import trial_figure
 
 PER_TRIAL_ARRAYS = ("logits", "input_features")
+SEEN_TRIALS = 8  # of which a validation shows the noise
 
 
 def validate(
@@ -175,27 +176,51 @@ def save_validation(metrics: dict[str, Any], directory: Path, step: int) -> None
         pickle.dump(written, file)
 
 
-def picture_of_a_trial(
-    model: torch.nn.Module, trials: list[Trial], config: Any, backend: Backend, step: int
-) -> tuple[np.ndarray, float | None]:
-    """The trial of median length, drawn: its signal, noise estimate, denoised signal and phonemes.
+class SeenTrial(NamedTuple):
+    """What a decoder makes of a trial, valid patches only: signal and noise (P, W), logits (P, C), as float32 arrays.
 
-    Returns:
-        the picture (height, width, 3) uint8, and the root mean square of the noise over that of the signal (None
-        where the decoder estimates no noise).
+    The noise is None of a decoder that estimates none.
     """
-    trial = sorted(trials, key=lambda trial: trial.n_time_steps)[len(trials) // 2]
-    batch, features, logits, _ = next(
-        batch_logits(model, [EvalBatches([trial], config, batch_size=1)[0]], config, backend)
-    )
+
+    trial: Trial
+    signal: np.ndarray
+    noise: np.ndarray | None
+    logits: np.ndarray
+
+
+def look_at_trials(model: torch.nn.Module, trials: list[Trial], config: Any, backend: Backend) -> list[SeenTrial]:
+    """The trial of median length and the next shorter ones, in one batch: always the same ones."""
+    by_length = sorted(trials, key=lambda trial: trial.n_time_steps)
+    median = len(trials) // 2
+    seen = by_length[max(0, median + 1 - SEEN_TRIALS) : median + 1][::-1]
+    batches = EvalBatches(seen, config, batch_size=len(seen))
+    batch, features, logits, lengths = next(batch_logits(model, [batches[0]], config, backend))
     with torch.no_grad(), backend.autocast():
         signal, noise = model.denoise(features, batch["day_indices"])
-    backend.end_program("picture of a trial", batch)
-    size, stride = config.model.patch_size, config.model.patch_stride
-    length = output_lengths(trial.n_time_steps, size, stride)
-    signal, noise, logits = (
-        None if x is None else x.cpu()[0, :length].float().numpy() for x in (signal, noise, logits)
+    backend.end_program("a look at the noise", batch)
+    signal, noise, logits = (None if x is None else x.cpu().float().numpy() for x in (signal, noise, logits))
+    found = {}
+    for row, (number, length) in enumerate(zip(batch["trial_ids"].tolist(), lengths.tolist(), strict=True)):
+        arrays = (None if x is None else x[row, :length] for x in (signal, noise, logits))
+        found[number] = SeenTrial(seen[number], *arrays)
+    return [found[number] for number in range(len(seen))]
+
+
+def noise_share(seen: list[SeenTrial]) -> float | None:
+    """Mean square of the noise estimates over that of the day-transformed signal; None where there are none."""
+    if seen[0].noise is None:
+        return None
+    noise, signal = (
+        math.fsum(np.square(getattr(trial, name), dtype=np.float64).sum() for trial in seen)
+        for name in ("noise", "signal")
     )
+    return noise / signal
+
+
+def picture_of_a_trial(seen: SeenTrial, config: Any, step: int) -> np.ndarray:
+    """The trial drawn: its signal, noise estimate, denoised signal and phonemes; (height, width, 3) uint8."""
+    trial = seen.trial
     title = f"{trial.session} block {trial.block_num} trial {trial.trial_num}, after batch {step}"
-    picture = trial_figure(signal, noise, logits, trial.labels, title, size, stride)
-    return picture, None if noise is None else float(np.sqrt(np.mean(noise**2) / np.mean(signal**2)))
+    return trial_figure(
+        seen.signal, seen.noise, seen.logits, trial.labels, title, config.model.patch_size, config.model.patch_stride
+    )

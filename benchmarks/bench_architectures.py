@@ -76,7 +76,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         data = Path(options.data_dir or Path(folder, "data"))
         if not options.data_dir:
-            simulate(data, 4, (200, 30, 1), speaking_rate=6.0, speech_variance=0.1, words_per_sentence=(2, 4))
+            simulate(
+                data, sessions=4, trials=(200, 30, 1), speaking_rate=6.0, speech_variance=0.1, words_per_sentence=(2, 4)
+            )
         for name, overrides, function in (
             ("GRU, plain PyTorch", SINGLE, train_reference),
             ("GRU", SINGLE, train),

@@ -403,7 +403,7 @@ def test_tensorboard_gets_every_number_and_the_picture(make_trainer, tmp_path):
     assert {f"train/{name}" for name in (*rnn_trainer.STEP_METRICS, "lr", "lr_day_layers", "grl_lambda")} <= set(
         tags["scalars"]
     )
-    assert {"train/trials_per_second", "val/PER", "val/loss", "val/noise_to_signal"} <= set(tags["scalars"])
+    assert {"train/trials_per_second", "val/PER", "val/loss", "val/noise_share"} <= set(tags["scalars"])
     assert sum(tag.startswith("val_PER/t15.") for tag in tags["scalars"]) == 2
     assert tags["images"] == ["val/trial"]
     assert [event.step for event in events.Scalars("train/loss")] == [2, 4]
