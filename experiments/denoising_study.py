@@ -1,68 +1,77 @@
 """Does the NoiseModel help? Trains decoders with and without it on data whose noise is known, and measures.
 
-    python experiments/denoising_study.py               # the whole study, on simulated data; 2.5 hours on 2 cores
+    python experiments/denoising_study.py           # the whole study, on simulated data: 2.5 hours on 2 cores
+    python experiments/denoising_report.py          # its tables and pictures, from what is done
+
+    # the comparison alone, on any data, with any configuration: the table is shown at the end
     python experiments/denoising_study.py --ablate rnn_args_compact.yaml --data_dir data/hdf5_data_final
 
-Stopped at any time, the same command goes on. Each training is a line of JSON in <output_dir>/results.jsonl;
-`python experiments/denoising_report.py` makes tables and pictures of it.
+Stopped at any time, the same command goes on. Each training that is complete is a line of JSON in
+<output_dir>/results.jsonl. What is compared stands in compared_decoders.py, what is measured in denoising_measures.py.
 
-Three decoders with the same batches: the single GRU of the original with five layers; the triple decoder with
-`adversarial.enabled: false`, so that nothing keeps speech out of the noise estimate; and the triple decoder with
-gradient reversal. The single GRU is given so many units that it has the parameters which the triple decoder decodes
-with (all but the NoisySpeechModel). Each is tuned by the same rule: of the learning rates RATES the best on seeds that
-have no part in the results, and while that is the lowest or the highest, one further.
+On simulated data each decoder is tuned by the same rule: of the learning rates RATES the best on seeds that have no
+part in the results, and while that is the lowest or the highest of them, one further. The last weights are measured.
 
-With --ablate the same comparison runs on any data with any configuration: PER and WER of the best checkpoint.
+With --ablate each decoder is trained with each of --rates (by default the configuration's) and each of --seeds, and
+the best checkpoint is evaluated as evaluate_model.py does it, with a 3-gram of the train sentences.
 """
 
 import argparse
-import dataclasses
+import hashlib
 import json
-import logging
 import multiprocessing
 import os
 import shutil
 import statistics
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+if "--ablate" not in sys.argv:  # else the one training there is has all cores; to be said before torch is imported
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # a training has a core of its own; before torch is imported
-
-import torch  # noqa: E402
+from compared_decoders import (  # noqa: E402
+    ADVERSARIAL,
+    DECODERS,
+    RATES_OF_A_RUN,
+    SINGLE,
+    TRIPLE,
+    Results,
+    Run,
+    run_config,
+    train,
+)
 from denoising_measures import noise_measures  # noqa: E402
+from denoising_report import ablation_table  # noqa: E402
 
-from config import Config, load_config  # noqa: E402
+from config import check_config, load_config  # noqa: E402
 from dataset import EvalBatches, make_loader  # noqa: E402
-from dataset_index import Trial, index_trials  # noqa: E402
+from dataset_index import Trial, index_splits, index_trials  # noqa: E402
 from evaluate_model import evaluation  # noqa: E402
+from evaluate_model_helpers import check_writable  # noqa: E402
 from machine import die_with  # noqa: E402
-from rnn_model import build_model  # noqa: E402
-from rnn_trainer import BrainToTextDecoder_Trainer, TrainingDiverged  # noqa: E402
+from rnn_trainer import BrainToTextDecoder_Trainer  # noqa: E402
+from run_directory import hold_directory, release_directory  # noqa: E402
 from synthetic_data import simulate  # noqa: E402
-from training_log import progress_bar  # noqa: E402
-from word_evaluation import WordOptions  # noqa: E402
+from text_rules import normalize  # noqa: E402
+from training_log import log_to_terminal, progress_bar  # noqa: E402
+from word_evaluation import WordOptions, make_words  # noqa: E402
 
-SINGLE, TRIPLE, ADVERSARIAL = "single GRU", "triple, no adversary", "triple, gradient reversal"
-DECODERS = {
-    SINGLE: ("model.architecture=gru", "adversarial.enabled=false", "model.n_layers=5"),
-    TRIPLE: ("adversarial.enabled=false",),
-    ADVERSARIAL: (),
-}
 NOISES = (0.0, 1.0, 2.0)  # variance of the structured noise, as a multiple of the simulator's
+CONFIG = ROOT / "rnn_args_quickstart.yaml"
 NEW_NOISE = 0.3  # share of a feature's variance of the noise that no training has seen
 RATES = (0.01, 0.02, 0.04)
-TUNING_SEEDS, SEEDS, SENSITIVITY_SEEDS = (1, 2), (10, 11, 12, 13), (10, 11, 12)
-BATCHES = 300
-PROBED_TRIALS = 30  # of each session's train trials, for the probe and the linear estimate
+TUNING_SEEDS, SEEDS = (1, 2), (10, 11, 12)
+BATCHES, MORE_BATCHES = 300, 900
+FITTED_TRIALS = 30  # of each session's train trials, for the probe and the linear estimate
 
 # What is changed from the quickstart's: lambda 0.5, weight 0.2, no L2, warm-up 200, 128 units.
-SENSITIVITY = {
+CHANGES = {
     ADVERSARIAL: (
         *((f"adversarial.grl_lambda={value}",) for value in (0, 0.1, 1, 10)),
         *((f"adversarial.noisy_loss_weight={value}",) for value in (0.05, 1)),
@@ -76,209 +85,42 @@ SENSITIVITY = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One training: what differs between them."""
-
-    decoder: str
-    learning_rate: float
-    seed: int
-    noise: float | None = 1.0  # of the simulated data; None where the data are given
-    settings: tuple[str, ...] = ()
-    batches: int | None = BATCHES  # None: the configuration's
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Run":
-        return cls(**{**values, "settings": tuple(values["settings"])})
-
-    @property
-    def name(self) -> str:
-        """For a directory."""
-        parts = [self.decoder, self.noise, f"lr {self.learning_rate}", self.seed, *self.settings]
-        text = " ".join(str(part) for part in parts if part is not None)
-        return "".join(c if c.isalnum() or c in ".=" else "_" for c in text)
+# ---- the plan of the study ----
 
 
-class Results:
-    """The lines of results.jsonl: {"run": ..., "results": ...}, one a training that was completed.
-
-    Raises:
-        ValueError: a line that is none of this study's.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.done = path, {}
-        if not path.exists():
-            return
-        content = path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        for number, line in enumerate(content[:whole].splitlines(), 1):
-            try:
-                entry = json.loads(line)
-                self.done[Run.from_dict(entry["run"])] = entry["results"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{path}, line {number}: is no result of this study ({error})") from error
-        if whole < len(content):  # a kill came in the midst of a line
-            os.truncate(path, whole)
-
-    def add(self, run: Run, results: dict[str, Any]) -> None:
-        self.done[run] = results
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"run": dataclasses.asdict(run), "results": results}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-
-# ---- the plan ----
-
-
-def tuned_rate(decoder: str, done: dict[Run, dict[str, Any]], like: Run) -> tuple[float | None, list[Run]]:
-    """The learning rate of the lowest mean val PER over the tuning seeds, and the trainings still needed to know it."""
+def tuned_rate(decoder: str, done: Mapping[Run, Mapping[str, Any]]) -> tuple[float | None, list[Run]]:
+    """The learning rate of the lowest mean val PER over the tuning seeds, or the trainings needed to know it."""
     rates = list(RATES)
     while True:
-        runs = {
-            rate: [dataclasses.replace(like, decoder=decoder, learning_rate=rate, seed=seed) for seed in TUNING_SEEDS]
-            for rate in rates
-        }
+        runs = {rate: [Run(decoder, rate, seed, batches=BATCHES) for seed in TUNING_SEEDS] for rate in rates}
         missing = [run for of_rate in runs.values() for run in of_rate if run not in done]
         if missing:
             return None, missing
-        best = min(rates, key=lambda rate: statistics.mean(done[run]["per"] for run in runs[rate]))
-        if best == min(rates):
-            rates.append(best / 2)
-        elif best == max(rates):
-            rates.append(best * 2)
-        else:
+        best = min(rates, key=lambda rate: statistics.mean(done[run].get("per", 1.0) for run in runs[rate]))
+        if min(rates) < best < max(rates):
             return best, []
+        rates.append(best / 2 if best == min(rates) else best * 2)
 
 
-def plan(done: dict[Run, dict[str, Any]]) -> tuple[list[Run], int]:
-    """The trainings that can begin now and are not done, most important first; and how many the study has in all."""
-    like, wanted, missing = Run("", 0.0, 0), [], []
+def plan(done: Mapping[Run, Mapping[str, Any]]) -> tuple[list[Run], int]:
+    """The trainings that are not done and can begin, in order; and how many the study has, as far as is known."""
+    missing, wanted, seeds = [], [], len(SEEDS)
+    total = len(DECODERS) * seeds * (len(NOISES) + 1) + seeds * sum(len(changes) for changes in CHANGES.values())
     for decoder in DECODERS:
-        rate, needed = tuned_rate(decoder, done, like)
+        rate, needed = tuned_rate(decoder, done)
         missing += needed
-        if rate is None:
-            continue
-        main = [Run(decoder, rate, seed, noise) for seed in SEEDS for noise in NOISES]
-        changed = [
-            Run(decoder, rate, seed, settings=settings)
-            for seed in SENSITIVITY_SEEDS
-            for settings in SENSITIVITY[decoder]
-        ]
-        wanted += main + changed
+        if rate is not None:
+            for seed in SEEDS:
+                wanted += [Run(decoder, rate, seed, noise, (), BATCHES) for noise in NOISES]
+                wanted += [Run(decoder, rate, seed, 1.0, settings, BATCHES) for settings in CHANGES[decoder]]
+                wanted.append(Run(decoder, rate, seed, 1.0, (), MORE_BATCHES))
     # Seed by seed, so that a study that was stopped has something of everything.
     missing += sorted((run for run in wanted if run not in done), key=lambda run: (run.seed, len(run.settings)))
-    total = len(DECODERS) * len(NOISES) * len(SEEDS)
-    total += len(SENSITIVITY_SEEDS) * sum(len(changes) for changes in SENSITIVITY.values())
-    tuning = [run for run in {*done, *missing} if run.seed in TUNING_SEEDS]
+    tuning = {run for run in [*done, *missing] if run.seed in TUNING_SEEDS}
     return missing, total + max(len(tuning), len(DECODERS) * len(RATES) * len(TUNING_SEEDS))
 
 
-# ---- one training ----
-
-
-def matched_units(config: Config) -> int:
-    """Units of a single GRU of five layers with as many parameters as a triple decoder decodes with."""
-
-    def parameters(settings: Config) -> int:
-        with torch.device("meta"):
-            named = build_model(settings).named_parameters()
-            return sum(p.numel() for name, p in named if not name.startswith("noisy_speech_model"))
-
-    wanted, single = parameters(config), config.copy()
-    single.model.architecture, single.adversarial.enabled, single.model.n_layers = "gru", False, 5
-    low, high = 1, 2 * config.model.noise_units + 2 * config.model.n_units
-    while high - low > 1:
-        single.model.n_units = middle = (low + high) // 2
-        low, high = (middle, high) if parameters(single) <= wanted else (low, middle)
-    return low
-
-
-def run_config(run: Run, config_path: Path, data: Path, output_dir: Path, overrides: Sequence[str]) -> Config:
-    """The configuration of a run: of the file, with what the run changes."""
-    settings = [*overrides, *DECODERS[run.decoder], f"lr_max={run.learning_rate}", f"seed={run.seed}", *run.settings]
-    if run.batches is not None:
-        names = ("num_training_batches", "lr_decay_steps", "lr_decay_steps_day")
-        settings += [f"{name}={run.batches}" for name in names]
-    if run.decoder == SINGLE:
-        settings.append(f"model.n_units={matched_units(load_config(config_path, list(overrides)))}")
-    config = load_config(config_path, settings)
-    config.dataset.dataset_dir, config.output_dir = str(data), str(output_dir)
-    return config
-
-
-def train(config: Config, device: str | None = None) -> tuple[BrainToTextDecoder_Trainer, str | None]:
-    """Train, or go on with a training that was interrupted; with what diverged, if it did."""
-    trainer = BrainToTextDecoder_Trainer(config, device, existing="resume")
-    if trainer.step < config.num_training_batches:
-        try:
-            trainer.train()
-        except TrainingDiverged as error:
-            return trainer, str(error)
-    return trainer, None
-
-
-def simulated_run(run: Run, folder: Path) -> dict[str, Any]:
-    """Train on a simulated set and measure on its val trials and on those of the other sets."""
-    directory = folder / "runs" / run.name
-    overrides = [
-        "log_with=none", "save_best_checkpoint=false", "save_val_metrics=false",
-        f"batches_per_val_step={run.batches // 3}", "batches_per_train_log=50",
-    ]  # fmt: skip
-    config = run_config(run, ROOT / "rnn_args_quickstart.yaml", data_set(folder, run.noise), directory, overrides)
-    config.dataset.sessions = sorted(path.name for path in Path(config.dataset.dataset_dir).iterdir() if path.is_dir())
-    trainer, diverged = train(config, "cpu")
-    if diverged:
-        shutil.rmtree(directory)
-        return {"diverged": diverged, "per": 1.0, "wer": 1.0}
-    if run.seed in TUNING_SEEDS:
-        shutil.rmtree(directory)
-        return {"per": trainer.val_PERs[-1]}
-    found = evaluation(directory, word_options=WordOptions(decoder_processes=1), device="cpu")
-    results = {name: found[name] for name in ("per", "edits", "phonemes", "wer", "word_edits", "words")}
-    results["parameters"] = sum(parameter.numel() for parameter in trainer.model.parameters())
-    results["per_by_noise"] = {str(run.noise): found["per"]}
-    for noise, new in [*((noise, False) for noise in NOISES if noise != run.noise), (run.noise, True)]:
-        per = per_on(trainer, data_set(folder, noise, new))
-        if new:
-            results["per_new_noise"] = per
-        else:
-            results["per_by_noise"][str(noise)] = per
-    few = [trial for day in range(len(config.dataset.sessions)) for trial in _of_day(trainer.train_trials, day)]
-    results |= noise_measures(trainer.model, few, trainer.val_trials, config)
-    results["noise_shares"] = [metrics["noise_share"] for metrics in trainer.val_metrics]
-    shutil.rmtree(directory)
-    return results
-
-
-def _of_day(trials: Sequence[Trial], day: int) -> list[Trial]:
-    return [trial for trial in trials if trial.day == day][:PROBED_TRIALS]
-
-
-def per_on(trainer: BrainToTextDecoder_Trainer, data: Path) -> float:
-    """PER on the val trials of another data set of the same sessions."""
-    config = trainer.config.copy()
-    config.dataset.dataset_dir = str(data)
-    return trainer.validation(make_loader(EvalBatches(index_trials(config, "val"), config), config))["avg_PER"]
-
-
-def given_run(
-    run: Run, config_path: Path, data: Path, folder: Path, device: str | None, overrides: Sequence[str]
-) -> dict[str, Any]:
-    """Train on given data; PER and WER of the best checkpoint."""
-    directory = folder / "runs" / run.name
-    trainer, diverged = train(run_config(run, config_path, data, directory, overrides), device)
-    trainer.backend.finish()
-    if diverged:
-        return {"diverged": diverged, "per": 1.0, "wer": 1.0}
-    found = evaluation(directory, device=device)
-    results = {name: found[name] for name in ("per", "edits", "phonemes", "wer", "word_edits", "words")}
-    results["parameters"] = sum(parameter.numel() for parameter in trainer.model.parameters())
-    return results | {"noise_shares": [metrics["noise_share"] for metrics in trainer.val_metrics]}
-
-
-# ---- the simulated data ----
+# ---- simulated data ----
 
 
 def data_set(folder: Path, noise: float, new: bool = False) -> Path:
@@ -294,39 +136,89 @@ def make_data(folder: Path) -> None:
                 directory.parent.mkdir(parents=True, exist_ok=True)
                 print(f"simulating {directory}", file=sys.stderr)
                 simulate(
-                    directory, sessions=4, trials=(200, 60, 0),
-                    speaking_rate=6.0, speech_variance=0.1, words_per_sentence=(2, 4),
-                    structured_noise=noise, new_noise=NEW_NOISE if new else 0.0, write_parts=not new,
-                )  # fmt: skip
+                    directory,
+                    sessions=4,
+                    trials=(200, 60, 0),
+                    speaking_rate=6.0,
+                    speech_variance=0.1,
+                    words_per_sentence=(2, 4),
+                    structured_noise=noise,
+                    new_noise=NEW_NOISE if new else 0.0,
+                    write_parts=not new,
+                )
 
 
-# ---- the commands ----
+def simulated_run(run: Run, folder: Path) -> dict[str, Any]:
+    """Train on a simulated set and measure on its val trials and on those of the other sets."""
+    directory = folder / "runs" / run.name
+    overrides = ("log_with=none", "save_best_checkpoint=false", "save_val_metrics=false", "batches_per_train_log=50",
+                 f"batches_per_val_step={run.batches // 3}")  # fmt: skip
+    config = run_config(run, CONFIG, data_set(folder, run.noise), directory, overrides)
+    trainer, diverged = train(config, "cpu")
+    if diverged:
+        results = {"diverged": diverged}
+    elif run.seed in TUNING_SEEDS:
+        results = {"per": trainer.val_PERs[-1]}
+    else:
+        results = _measure(run, trainer, folder)
+    shutil.rmtree(directory)
+    return results
+
+
+def _measure(run: Run, trainer: BrainToTextDecoder_Trainer, folder: Path) -> dict[str, Any]:
+    config = trainer.config
+    found = evaluation(config.output_dir, word_options=WordOptions(decoder_processes=1), device="cpu")
+    results = {name: found[name] for name in RATES_OF_A_RUN}
+    results["parameters"] = sum(parameter.numel() for parameter in trainer.model.parameters())
+    results["per_by_noise"] = {f"{run.noise}": found["per"]} | {
+        f"{noise}": per_on(trainer, data_set(folder, noise)) for noise in NOISES if noise != run.noise
+    }
+    results["per_new_noise"] = per_on(trainer, data_set(folder, run.noise, new=True))
+    few: list[Trial] = []
+    for day in range(len(config.dataset.sessions)):
+        few += [trial for trial in trainer.train_trials if trial.day == day][:FITTED_TRIALS]
+    results |= noise_measures(trainer.model, few, trainer.val_trials, config)
+    return results | {"noise_shares": [metrics["noise_share"] for metrics in trainer.val_metrics]}
+
+
+def per_on(trainer: BrainToTextDecoder_Trainer, data: Path) -> float:
+    """PER on the val trials of another data set of the same sessions."""
+    config = trainer.config.copy()
+    config.dataset.dataset_dir = str(data)
+    return trainer.validation(make_loader(EvalBatches(index_trials(config, "val"), config), config))["avg_PER"]
 
 
 def study(folder: Path, processes: int) -> Results:
-    """All trainings of the plan that are not done yet, so many at a time."""
-    folder.mkdir(parents=True, exist_ok=True)
-    results = Results(folder / "results.jsonl")
-    make_data(folder)
-    context = multiprocessing.get_context("spawn")
-    missing, total = plan(results.done)
-    with (
-        ProcessPoolExecutor(processes, context, _begin_worker, (os.getpid(), folder)) as pool,
-        progress_bar(total, total - len(missing), "training", "Study") as bar,
-    ):
-        running = {}
-        while True:
-            missing, bar.total = plan(results.done)
-            for run in missing:
-                if len(running) < processes and run not in running.values():
-                    running[pool.submit(simulated_run, run, folder)] = run
-            if not running:
-                return results
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                run = running.pop(future)
-                results.add(run, future.result())
-                bar.update()
-                bar.set_postfix_str(f"PER {results.done[run]['per']:.1%}, {run.decoder}")
+    """All trainings of the plan that are not done yet, so many at a time.
+
+    Raises:
+        FileExistsError: another process works on the same directory.
+        ValueError: its results cannot be read, or it cannot be written to.
+    """
+    hold_directory(check_writable(folder))
+    try:
+        results = Results(folder / "results.jsonl")
+        make_data(folder)
+        missing, total = plan(results.done)
+        context = multiprocessing.get_context("spawn")
+        with (
+            progress_bar(total, total - len(missing), "training", "Study") as bar,
+            ProcessPoolExecutor(processes, context, _begin_worker, (os.getpid(), folder)) as pool,
+        ):
+            running = {}
+            while missing or running:
+                for run in missing:
+                    if len(running) < processes and run not in running.values():
+                        running[pool.submit(simulated_run, run, folder)] = run
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    run = running.pop(future)
+                    results.add(run, future.result())
+                    bar.update()
+                    bar.set_postfix_str(f"PER {results.done[run].get('per', 1):.1%} by {run.decoder}")
+                missing, bar.total = plan(results.done)
+        return results
+    finally:
+        release_directory(folder)
 
 
 def _begin_worker(parent: int, folder: Path) -> None:
@@ -337,16 +229,140 @@ def _begin_worker(parent: int, folder: Path) -> None:
     os.dup2(log, 2)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+# ---- the comparison on given data ----
+
+
+def ablate(
+    config_path: str | Path,
+    folder: str | Path,
+    data_dir: str | Path | None = None,
+    seeds: Sequence[int] = SEEDS,
+    rates: Sequence[float] | None = None,
+    num_batches: int | None = None,
+    device: str | None = None,
+    overrides: Sequence[str] = (),
+) -> Results:
+    """Train every decoder with every rate and seed on given data, one after the other; PER and WER of each on val.
+
+    Args:
+        config_path: of the triple decoder; the others are made from it.
+        folder: of runs and results.
+        data_dir: in place of the configuration's.
+        rates: lr_max; the configuration's where there are none.
+        num_batches: in place of the configuration's.
+        device: as for train_model.py.
+        overrides: key=value.
+    Returns:
+        the results of these trainings.
+    Raises:
+        ValueError: with what is wrong with configuration, data or language model, before the first training.
+        FileExistsError: another process works on the same directory.
+    """
+    folder = Path(folder)
+    config = load_config(config_path, list(overrides))
+    data = Path(data_dir or config.dataset.dataset_dir).absolute()
+    config.dataset.dataset_dir = str(data)
+    settings = {name: value for name, value in config.to_dict().items() if not name.endswith("_dir")}
+    base = hashlib.sha256(json.dumps([settings, str(data)], sort_keys=True).encode()).hexdigest()[:8]
+    runs = [
+        Run(decoder, rate, seed, None, (), num_batches, base)
+        for seed in seeds
+        for rate in rates or [config.lr_max]
+        for decoder in DECODERS
+    ]
+    hold_directory(check_writable(folder))
+    try:
+        results = Results(folder / "results.jsonl")
+        _check_ablation(runs, config_path, data, folder, overrides)
+        for number, run in enumerate(runs, 1):
+            if run not in results.done:
+                print(
+                    f"\n== training {number} of {len(runs)}: {run.decoder}, rate {run.learning_rate:g}, seed {run.seed}"
+                )
+                results.add(run, given_run(run, config_path, data, folder, device, overrides))
+        results.done = {run: results.done[run] for run in runs}
+        return results
+    finally:
+        release_directory(folder)
+
+
+def _check_ablation(
+    runs: Sequence[Run], config_path: str | Path, data: Path, folder: Path, overrides: Sequence[str]
+) -> None:
+    """What would fail after hours: every run's settings, the data, the language model."""
+    log_to_terminal()
+    for run in runs:
+        check_config(config := run_config(run, config_path, data, folder / "runs" / run.name, overrides))
+    references = [normalize(trial.sentence_label) for trial in index_splits(config, ("train", "val"))["val"]]
+    with tempfile.TemporaryDirectory() as scratch:
+        make_words(WordOptions(), config, references, Path(scratch), "val")
+
+
+def given_run(
+    run: Run, config_path: str | Path, data: Path, folder: Path, device: str | None, overrides: Sequence[str]
+) -> dict[str, Any]:
+    """Train on given data; PER and WER of the best checkpoint."""
+    directory = folder / "runs" / run.name
+    trainer, diverged = train(run_config(run, config_path, data, directory, overrides), device)
+    trainer.backend.finish()
+    if diverged:
+        return {"diverged": diverged}
+    # One process: a pool would have to fork before the device was touched.
+    found = evaluation(directory, word_options=WordOptions(decoder_processes=1), device=device)
+    results = {name: found[name] for name in RATES_OF_A_RUN}
+    results["parameters"] = sum(parameter.numel() for parameter in trainer.model.parameters())
+    return results | {"noise_shares": [metrics["noise_share"] for metrics in trainer.val_metrics]}
+
+
+# ---- the command ----
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     add = parser.add_argument
-    add("--output_dir", default="trained_models/denoising_study", help="data, runs and results")
-    add("--processes", type=int, default=os.cpu_count(), help="trainings at a time (as many as cores)")
+    add("--output_dir", help="data, runs and results (trained_models/denoising_study; with --ablate .../ablation)")
+    add("--processes", type=int, help="trainings at a time, on simulated data (as many as cores)")
+    add("--ablate", metavar="CONFIG", help="compare on given data, with this configuration of a triple decoder")
+    add("--data_dir", help="the data set (the configuration's)")
+    add("--seeds", type=int, nargs="+", help=f"of the trainings {SEEDS}")
+    add("--rates", type=float, nargs="+", help="values of lr_max, each tried for each decoder (the configuration's)")
+    add("--num_batches", type=int, help="length of each training (the configuration's)")
+    add("--device", choices=("cpu", "cuda", "xla"), help="default: a TPU if there is one, else CUDA, else CPU")
+    add("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="settings for all of them")
     options = parser.parse_args(arguments)
-    logging.getLogger("b2txt").setLevel(logging.WARNING)
-    study(Path(options.output_dir), options.processes)
+    given = [name for name in ("data_dir", "seeds", "rates", "num_batches", "device", "set") if options.__dict__[name]]
+    if options.ablate is None and given:
+        parser.error(f"--{given[0]} goes with --ablate; the study on simulated data is what this file says")
+    if options.ablate is not None and options.processes is not None:
+        parser.error("--processes is of the study on simulated data; with --ablate there is one training at a time")
+    if options.processes is not None and options.processes < 1:
+        parser.error(f"--processes is 1 or more, not {options.processes}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 2 for what the user can put right, 130 for Ctrl-C."""
+    options = parse_arguments(arguments)
+    try:
+        if options.ablate is None:
+            folder = Path(options.output_dir or "trained_models/denoising_study")
+            study(folder, options.processes or os.cpu_count())
+            print(f"{folder / 'results.jsonl'} is complete: python experiments/denoising_report.py --results it")
+        else:
+            folder = Path(options.output_dir or "trained_models/ablation")
+            results = ablate(
+                options.ablate, folder, options.data_dir, options.seeds or SEEDS, options.rates, options.num_batches,
+                options.device, options.set,
+            )  # fmt: skip
+            print(f"\n{ablation_table(results.done)}\n{folder / 'results.jsonl'}")
+    except (ValueError, OSError, MemoryError) as error:
+        print(f"denoising_study.py: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("denoising_study.py: interrupted; the same command goes on", file=sys.stderr)
+        return 130
     return 0
 
 

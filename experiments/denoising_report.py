@@ -1,0 +1,257 @@
+"""Tables and pictures of the study of the NoiseModel, from its results.
+
+    python experiments/denoising_report.py --results trained_models/denoising_study/results.jsonl
+
+Prints Markdown and writes two pictures, denoising_errors.png and denoising_estimate.png.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from compared_decoders import ADVERSARIAL, DECODERS, SINGLE, TRIPLE, Results, Run
+
+TUNING_SEEDS = (1, 2)  # of the learning rate; they have no part in the results
+COLORS = {SINGLE: "tab:gray", TRIPLE: "tab:blue", ADVERSARIAL: "tab:orange"}
+NOISE_NAMES = {0.0: "absent", 1.0: "default", 2.0: "doubled"}
+Group = tuple[str, float | None, tuple[str, ...], int | None]  # decoder, noise, settings, batches
+
+
+def grouped(done: Mapping[Run, Mapping[str, Any]]) -> dict[Group, list[Mapping[str, Any]]]:
+    """The results of the seeds of each condition, the shortest trainings first; tuning left out."""
+    groups: dict[Group, list[Mapping[str, Any]]] = {}
+    order = list(DECODERS)
+    for run in sorted(
+        done, key=lambda run: (run.batches or 0, run.noise or 0, len(run.settings), order.index(run.decoder))
+    ):
+        if run.seed not in TUNING_SEEDS:
+            groups.setdefault((run.decoder, run.noise, run.settings, run.batches), []).append(done[run])
+    return groups
+
+
+def values(results: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [result[name] for result in results if result.get(name) is not None]
+
+
+def spread(found: Sequence[float], scale: float = 1.0, digits: int = 1) -> str:
+    """Mean and standard deviation over seeds, as text."""
+    if not found:
+        return ""
+    mean = f"{scale * statistics.mean(found):.{digits}f}"
+    return mean if len(found) < 2 else f"{mean} ± {scale * statistics.stdev(found):.{digits}f}"
+
+
+def seeds(results: Sequence[Mapping[str, Any]]) -> str:
+    """How many, and how many of them diverged, which are in no mean."""
+    n_diverged = sum("diverged" in result for result in results)
+    return f"{len(results)}" + (f", {n_diverged} diverged" if n_diverged else "")
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+# ---- tables ----
+
+
+def main_table(done: Mapping[Run, Mapping[str, Any]]) -> str:
+    """Errors of the three decoders in each condition."""
+    rows = []
+    for (decoder, noise, settings, batches), results in grouped(done).items():
+        if not settings:
+            columns = [spread(values(results, name), 100) for name in ("per", "wer", "per_new_noise")]
+            doubled = [result["per_by_noise"]["2.0"] for result in results if "per_by_noise" in result]
+            rows.append([NOISE_NAMES[noise], f"{batches}", decoder, *columns, spread(doubled, 100), seeds(results)])
+    header = ["structured noise", "batches", "decoder", "PER (%)", "WER (%)", "PER, new noise (%)"]
+    return markdown([*header, "PER, noise doubled (%)", "seeds"], rows)
+
+
+def estimate_table(done: Mapping[Run, Mapping[str, Any]]) -> str:
+    """What the noise estimates hold, in every condition of the triple decoders."""
+    rows = []
+    for (decoder, noise, settings, batches), results in grouped(done).items():
+        if decoder != SINGLE:
+            rows.append(
+                [
+                    f"{decoder}{': ' if settings else ''}{change(settings)}",
+                    *(NOISE_NAMES[noise], f"{batches}", spread(values(results, "per"), 100)),
+                    spread(values(results, "wer"), 100),
+                    spread(values(results, "noise_share"), 100),
+                    *(spread(values(results, f"{part}_correlation"), 1, 2) for part in ("noise", "speech")),
+                    *(spread(values(results, f"probe_{view}"), 100) for view in ("signal", "noise", "denoised")),
+                ]
+            )
+    header = ["decoder", "noise", "batches", "PER (%)", "WER (%)", "noise share (%)", "r with noise", "r with speech"]
+    return markdown([*header, "probe: signal (%)", "estimate (%)", "denoised (%)"], rows)
+
+
+def change(settings: Sequence[str]) -> str:
+    """What a run changed, in short."""
+    names = {"grl_lambda": "λ", "noisy_loss_weight": "weight", "noise_l2_weight": "L2", "noise_units": "units"}
+    short = []
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        key = key.rpartition(".")[2]
+        short.append(f"{names.get(key, key.replace('_steps', ''))} {value}")
+    return ", ".join(short)
+
+
+def rate_table(done: Mapping[Run, Mapping[str, Any]]) -> str:
+    """Mean val PER by learning rate on the tuning seeds."""
+    tuning = [run for run in done if run.seed in TUNING_SEEDS]
+    rates = sorted({run.learning_rate for run in tuning})
+    rows = [
+        [
+            decoder,
+            *(
+                spread([done[run]["per"] for run in tuning if (run.decoder, run.learning_rate) == (decoder, rate)], 100)
+                for rate in rates
+            ),
+        ]
+        for decoder in DECODERS
+    ]
+    return markdown(["PER (%) by learning rate", *(f"{rate:g}" for rate in rates)], rows)
+
+
+def ablation_table(done: Mapping[Run, Mapping[str, Any]]) -> str:
+    """Errors by decoder and learning rate, of trainings on given data."""
+    rows = []
+    for decoder in DECODERS:
+        for rate in sorted({run.learning_rate for run in done}):
+            results = [done[run] for run in done if (run.decoder, run.learning_rate) == (decoder, rate)]
+            if results:
+                last = [result["noise_shares"][-1] for result in results if result.get("noise_shares")]
+                rates_of_errors = [spread(values(results, name), 100, 2) for name in ("per", "wer")]
+                share = spread([each for each in last if each is not None], 100)
+                rows.append([decoder, f"{rate:g}", *rates_of_errors, share, seeds(results)])
+    return markdown(["decoder", "learning rate", "val PER (%)", "WER (%)", "noise share (%)", "seeds"], rows)
+
+
+# ---- pictures ----
+
+
+def picture_of_errors(done: Mapping[Run, Mapping[str, Any]], path: Path) -> None:
+    """PER by amount of noise, by length of training, and under noise never seen: a dot a seed, a bar their mean."""
+    groups = grouped(done)
+    shortest = min(batches for _, _, _, batches in groups)
+    longest = max(batches for _, _, _, batches in groups)
+
+    def of(noise: float, batches: int, name: str) -> Callable[[str], list[float]]:
+        return lambda decoder: values(groups.get((decoder, noise, (), batches), []), name)
+
+    panels = [
+        ("Structured noise in the data", [(NOISE_NAMES[noise], of(noise, shortest, "per")) for noise in NOISE_NAMES]),
+        (
+            "Noise never seen, added in val",
+            [(NOISE_NAMES[noise], of(noise, shortest, "per_new_noise")) for noise in NOISE_NAMES],
+        ),
+        (
+            "Length of training (default noise)",
+            [(f"{n} batches", of(1.0, n, "per")) for n in dict.fromkeys((shortest, longest))],
+        ),
+    ]
+    figure, axes = plt.subplots(1, 3, figsize=(12, 4.2), layout="constrained", sharey=True, width_ratios=(3, 3, 2))
+    for axis, (title, columns) in zip(axes, panels, strict=True):
+        for place, (_, found) in enumerate(columns):
+            for offset, decoder in zip((-0.26, 0, 0.26), DECODERS, strict=True):
+                pers = [100 * per for per in found(decoder)]
+                if pers:
+                    axis.bar(place + offset, np.mean(pers), 0.24, color=COLORS[decoder], alpha=0.55,
+                             label=decoder if place == 0 else None)  # fmt: skip
+                    axis.plot([place + offset] * len(pers), pers, ".", color="black", markersize=5)
+        axis.set_xticks(range(len(columns)), [name for name, _ in columns])
+        axis.set_title(title, fontsize=11)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("val PER (%)")
+    axes[0].legend(frameon=False, fontsize=9, loc="upper left")
+    axes[0].set_ylim(top=1.25 * axes[0].get_ylim()[1])
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def picture_of_estimates(done: Mapping[Run, Mapping[str, Any]], path: Path) -> None:
+    """At the default noise, by setting: PER, the estimate's correlation with the true parts, what a probe reads."""
+    groups = {group: results for group, results in grouped(done).items() if group[0] != SINGLE and group[1] == 1.0}
+    shortest = min(batches for _, _, _, batches in groups)
+    names = {
+        group: ("no adversary" if group[0] == TRIPLE else "reversal") + (f", {change(group[2])}" if group[2] else "")
+        + ("" if group[3] == shortest else f", {group[3]} batches")
+        for group in groups
+    }  # fmt: skip
+    order = sorted(groups, key=lambda group: (group[3], len(group[2]) > 0, group[0] != TRIPLE))
+    places = np.arange(len(order))[::-1]
+    figure, axes = plt.subplots(1, 3, figsize=(12, 0.34 * len(order) + 1.8), layout="constrained", sharey=True)
+
+    def dots(axis, name: str, scale: float, color: str, label: str | None = None, marker: str = "o") -> None:
+        for place, group in zip(places, order, strict=True):
+            found = [scale * value for value in values(groups[group], name)]
+            axis.plot(found, [place] * len(found), ".", color=color, alpha=0.5, markersize=4)
+            if found:
+                axis.plot(np.mean(found), place, marker, color=color, markersize=6, label=label)
+                label = None
+
+    dots(axes[0], "per", 100, "black")
+    axes[0].set_title("val PER (%)", fontsize=11)
+    dots(axes[1], "noise_correlation", 1, "tab:red", "true structured noise")
+    dots(axes[1], "speech_correlation", 1, "tab:green", "true speech", "s")
+    linear = [value for results in groups.values() for value in values(results, "linear_correlation")]
+    if linear:
+        axes[1].axvline(np.mean(linear), color="tab:red", linestyle=":", label="noise, by a regression that knew it")
+    axes[1].axvline(0, color="gray", linewidth=0.8)
+    axes[1].set_title("correlation of the noise estimate", fontsize=11)
+    dots(axes[2], "probe_noise", 100, "tab:red", "noise estimate")
+    dots(axes[2], "probe_denoised", 100, "tab:blue", "denoised signal", "s")
+    signal = [value for results in groups.values() for value in values(results, "probe_signal")]
+    silence = [value for results in groups.values() for value in values(results, "probe_silence")]
+    if signal:
+        axes[2].axvline(100 * np.mean(signal), color="tab:blue", linestyle=":", label="signal")
+        axes[2].axvline(100 * np.mean(silence), color="gray", linestyle=":", label="always silence")
+    axes[2].set_title("phonemes told by a linear probe (%)", fontsize=11)
+    axes[0].set_yticks(places, [names[group] for group in order], fontsize=9)
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", linewidth=0.3)
+    for axis in axes[1:]:
+        axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.07), ncols=2)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 2 where there are no results."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser.add_argument("--results", default="trained_models/denoising_study/results.jsonl")
+    parser.add_argument("--pictures", default="pictures", help="folder of the pictures (pictures)")
+    options = parser.parse_args(arguments)
+    try:
+        done = Results(Path(options.results)).done
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if not grouped(done):
+        print(f"{options.results}: no training of the study is complete yet", file=sys.stderr)
+        return 2
+    for table in (rate_table, main_table, estimate_table):
+        print(f"{table(done)}\n")
+    folder = Path(options.pictures)
+    folder.mkdir(parents=True, exist_ok=True)
+    picture_of_errors(done, folder / "denoising_errors.png")
+    picture_of_estimates(done, folder / "denoising_estimate.png")
+    print(f"written: {folder / 'denoising_errors.png'}, {folder / 'denoising_estimate.png'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
