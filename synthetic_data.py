@@ -314,7 +314,7 @@ def _problems(output_dir: Path, sessions, trials, settings: Settings, words_per_
     for name in ("structured_noise", "new_noise"):
         if not getattr(settings, name) >= 0:
             problems.append(f"{name} is {getattr(settings, name)}: it must be 0 or more")
-    if settings.explained > 1:
+    if settings.speech_variance <= MOST_SPEECH and settings.explained > 1:
         problems.append(
             f"speech and structured noise would be {settings.explained:.0%} of a feature's variance: lower "
             "speech_variance, structured_noise or new_noise"

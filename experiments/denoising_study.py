@@ -26,7 +26,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -205,17 +205,22 @@ def study(folder: Path, processes: int) -> Results:
             progress_bar(total, total - len(missing), "training", "Study") as bar,
             ProcessPoolExecutor(processes, context, _begin_worker, (os.getpid(), folder)) as pool,
         ):
-            running = {}
-            while missing or running:
-                for run in missing:
-                    if len(running) < processes and run not in running.values():
-                        running[pool.submit(simulated_run, run, folder)] = run
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    run = running.pop(future)
-                    results.add(run, future.result())
-                    bar.update()
-                    bar.set_postfix_str(f"PER {results.done[run].get('per', 1):.1%} by {run.decoder}")
-                missing, bar.total = plan(results.done)
+            running: dict[Future, Run] = {}
+            try:
+                while missing or running:
+                    for run in missing:
+                        if len(running) < processes and run not in running.values():
+                            running[pool.submit(simulated_run, run, folder)] = run
+                    for future in wait(running, return_when=FIRST_COMPLETED).done:
+                        run = running.pop(future)
+                        results.add(run, future.result())
+                        bar.update()
+                        bar.set_postfix_str(f"PER {results.done[run].get('per', 1):.1%} by {run.decoder}")
+                    missing, bar.total = plan(results.done)
+            except BaseException:  # the pool would wait for its trainings; those go on from their checkpoints
+                for process in multiprocessing.active_children():
+                    process.terminate()
+                raise
         return results
     finally:
         release_directory(folder)

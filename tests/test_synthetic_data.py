@@ -54,7 +54,7 @@ def default_blocks():
 @pytest.fixture(scope="module")
 def data_set(tmp_path_factory):
     directory = tmp_path_factory.mktemp("simulated") / "data"
-    names = simulate(directory, sessions=3, trials=(55, 6, 5), seed=1, write_noise=True, **SMALL)
+    names = simulate(directory, sessions=3, trials=(55, 6, 5), seed=1, write_parts=True, **SMALL)
     return directory, names
 
 
@@ -84,7 +84,7 @@ def test_files_have_the_t15_layout(data_set):
             assert features.dtype == np.float32 and features.shape == (attributes["n_time_steps"], 8)
             assert attributes["session"] == session and {"block_num", "trial_num"} <= attributes.keys()
             if split == "test":
-                assert arrays.keys() == {"input_features", "noise"}
+                assert arrays.keys() == {"input_features", "speech", "noise", "frame_classes"}
                 assert attributes.keys() == {"session", "block_num", "trial_num", "n_time_steps"}
                 continue
             labels, codes = arrays["seq_class_ids"], arrays["transcription"]
@@ -142,15 +142,22 @@ def test_test_sentences_are_kept_beside_the_files(data_set):
     assert rows[0]["phonemes"].split() == [PHONEMES[label] for label in phoneme_labels(words)]
 
 
-def test_the_true_noise_is_written_along_only_when_asked_for(data_set, tmp_path):
-    for _, _, _, arrays in trials_of(data_set[0], "train"):
-        assert arrays["noise"].shape == arrays["input_features"].shape and arrays["noise"].any()
+def test_the_true_parts_are_written_along_only_when_asked_for(data_set, tmp_path):
+    for _, _, attributes, arrays in trials_of(data_set[0], "train"):
+        for part in ("speech", "noise"):
+            assert arrays[part].shape == arrays["input_features"].shape and arrays[part].any()
+        classes = arrays["frame_classes"]
+        assert classes.dtype == np.uint8 and classes.shape == (attributes["n_time_steps"],)
+        # Each label has its bins, in their order, after a silence.
+        runs = classes[np.flatnonzero(np.diff(classes, prepend=255))]
+        labels = arrays["seq_class_ids"][: attributes["seq_len"]]
+        assert [*runs] == [key for key, _ in itertools.groupby([PHONEMES.index("|"), *labels])]
     simulate(tmp_path / "data", sessions=1, trials=(55, 0, 0), seed=1, **SMALL)
-    for without, with_noise in zip(
+    for without, with_parts in zip(
         trials_of(tmp_path / "data", "train"), trials_of(data_set[0], "train"), strict=False
     ):
-        assert "noise" not in without[3]
-        assert np.array_equal(without[3]["input_features"], with_noise[3]["input_features"])
+        assert without[3].keys() == {"input_features", "seq_class_ids", "transcription"}
+        assert np.array_equal(without[3]["input_features"], with_parts[3]["input_features"])
 
 
 def test_same_seed_gives_the_same_bytes_and_another_seed_does_not(tmp_path):
@@ -165,7 +172,7 @@ def test_same_seed_gives_the_same_bytes_and_another_seed_does_not(tmp_path):
 
 
 def test_a_session_is_the_same_whatever_the_number_of_sessions(data_set, tmp_path):
-    simulate(tmp_path / "data", sessions=2, trials=(55, 6, 5), seed=1, write_noise=True, **SMALL)
+    simulate(tmp_path / "data", sessions=2, trials=(55, 6, 5), seed=1, write_parts=True, **SMALL)
     for name in data_set[1][:2]:
         for path in (tmp_path / "data" / name).iterdir():
             assert filecmp.cmp(path, data_set[0] / name / path.name, shallow=False)
@@ -330,6 +337,45 @@ def test_features_are_speech_plus_noise_plus_something_private(default_blocks):
     assert abs(np.corrcoef(private[:, : n : n // 16].T) - np.eye(16)).max() < 0.05
 
 
+def without_scale(block):
+    """Speech, noise and private part of a block, each feature in units of its private part's standard deviation."""
+    private = block.features - block.speech - block.noise
+    return [part / private.std(0) for part in (block.speech, block.noise, private)]
+
+
+def test_structured_noise_is_scaled_and_nothing_else_changes():
+    usual, absent, double = (blocks((60, 0, 0), (2, 4), structured_noise=scale)[0] for scale in (1.0, 0.0, 2.0))
+    assert not absent.noise.any()
+    for other in (absent, double):
+        assert [u.sentence for u in other.utterances] == [u.sentence for u in usual.utterances]
+        assert np.array_equal(np.isclose(other.speech, 0), np.isclose(usual.speech, 0))
+        assert np.corrcoef(other.speech.ravel(), usual.speech.ravel())[0, 1] > 0.98
+        private = [without_scale(block)[2] for block in (usual, other)]
+        assert np.corrcoef(private[0].ravel(), private[1].ravel())[0, 1] > 0.98
+    shares = [(block.noise.var(0) / block.features.var(0)).mean() for block in (usual, double)]
+    assert shares[1] / shares[0] == pytest.approx(2, rel=0.05)
+    assert shares[0] == pytest.approx(Settings().explained - Settings().speech_variance, rel=0.1)
+    speech = [(block.speech.var(0) / block.features.var(0)).mean() for block in (usual, absent, double)]
+    assert np.allclose(speech, 0.075, rtol=0.06)
+
+
+def test_new_noise_is_added_to_what_is_there_with_patterns_of_each_session():
+    usual = [blocks((60, 0, 0), (2, 4), n)[0] for n in (1, 2)]
+    new = [blocks((60, 0, 0), (2, 4), n, new_noise=0.2)[0] for n in (1, 2)]
+    patterns = []
+    for without, added in zip(usual, new, strict=True):
+        assert np.corrcoef(added.speech.ravel(), without.speech.ravel())[0, 1] > 0.98
+        # In the units of its own features the old noise is still in it; the rest is the new.
+        scale = (added.speech * without.speech).sum(0) / (without.speech**2).sum(0)
+        rest = added.noise - scale * without.noise
+        assert (rest.var(0) / added.features.var(0)).mean() == pytest.approx(0.2, rel=0.15)
+        _, values, axes = np.linalg.svd(rest[::4], full_matrices=False)
+        assert (values[:6] ** 2).sum() > 0.99 * (values**2).sum()
+        patterns.append(axes[:6])
+    # Of two sessions they have nothing in common, while the mixed noise is nearly the same.
+    assert np.linalg.svd(patterns[0] @ patterns[1].T)[1].max() < 0.5
+
+
 def ridge(inputs, targets, strength=10.0):
     """Weights with an intercept."""
     inputs = np.concatenate([inputs, np.ones_like(inputs[:, :1])], 1).astype(float)
@@ -454,6 +500,9 @@ def test_all_problems_are_said_at_once_before_anything_is_written(tmp_path):
         ({"sessions": []}, "sessions is empty"),
         ({"sessions": ["t15.2030.01.06"] * 2}, "twice"),
         ({"trials": (5, 5)}, "give train, val and test"),
+        ({"structured_noise": -0.1}, r"structured_noise is -0\.1: it must be 0 or more"),
+        ({"new_noise": float("nan")}, "new_noise is nan: it must be 0 or more"),
+        ({"structured_noise": 3, "new_noise": 0.6}, "would be 120% of a feature's variance"),
         ({"words_per_sentence": (1, 60)}, "at most 40"),
         ({"words_per_sentence": (1, 1)}, "no test sentence of 1 to 1 words"),
     ],
