@@ -47,7 +47,7 @@ from rnn_model import build_model
 from run_directory import PROFILE, TRIALS, choose_directories, hold_directory, release_directory, remove_run
 from training_log import go_on_in_file, log_to_file, log_to_terminal, progress_bar, speak_little
 from training_step import INITIALISATION, STEP_METRICS, TrainingStep
-from validation import look_at_trials, noise_share, picture_of_a_trial, save_validation, validate
+from validation import look_at_trials, noise_share, picture_of_a_trial, save_validation, validate, warn_of_noise
 from weight_transfer import take_weights
 
 logger = logging.getLogger("b2txt")
@@ -377,6 +377,8 @@ class BrainToTextDecoder_Trainer:
         self.val_metrics.append(kept)
         self._log_validation(metrics, time.perf_counter() - begin)
         self._warn_of_blanks(metrics)
+        if metrics["noise_share"] is not None:
+            warn_of_noise(metrics["noise_share"])
         self._save_checkpoint("last_checkpoint")
         if better:
             self.backend.processes.on_main(lambda: self._keep_best(metrics))
@@ -408,10 +410,11 @@ class BrainToTextDecoder_Trainer:
         self._show(PER=metrics["avg_PER"])
         if config.log_val_skip_logs:
             return
+        share = metrics["noise_share"]
         logger.info(
-            "validation after batch %d: PER %.2f%% (%d edits / %d phonemes, %d trials), loss %.3f, %.1f s",
+            "validation after batch %d: PER %.2f%% (%d edits / %d phonemes, %d trials), loss %.3f%s, %.1f s",
             self.step, 100 * metrics["avg_PER"], metrics["edits"], metrics["phonemes"], metrics["n_trials"],
-            metrics["avg_loss"], seconds,
+            metrics["avg_loss"], "" if share is None else f", noise {share:.1%} of the signal", seconds,
         )  # fmt: skip
         if config.log_individual_day_val_PER:
             for session, count in metrics["day_PERs"].items():

@@ -1,5 +1,6 @@
 """Validation of a model while it trains: decode the val split greedily, count, and keep what was asked for."""
 
+import logging
 import math
 import pickle
 from collections.abc import Iterable
@@ -20,8 +21,13 @@ from inference import batch_logits
 from processes import Processes
 from trial_figure import trial_figure
 
+logger = logging.getLogger("b2txt")
+
 PER_TRIAL_ARRAYS = ("logits", "input_features")
 SEEN_TRIALS = 8  # of which a validation shows the noise
+# Noise estimates outside this share of the signal's power are told. Untrained ones have 7% (compact) and 12% (the
+# documents' scale).
+LEAST_NOISE, MOST_NOISE = 0.001, 1.0
 
 
 def validate(
@@ -215,6 +221,22 @@ def noise_share(seen: list[SeenTrial]) -> float | None:
         for name in ("noise", "signal")
     )
     return noise / signal
+
+
+def warn_of_noise(share: float) -> None:
+    """Say it when the noise estimate has come to nothing, or takes away more than there is."""
+    if share < LEAST_NOISE:
+        logger.warning(
+            "the noise estimate is %.2g%% of the signal's power (usual: %g%% to %g%%): the NoiseModel does nothing; "
+            "try a smaller adversarial.noise_l2_weight or adversarial.grl_lambda",
+            *(100 * share, 100 * LEAST_NOISE, 100 * MOST_NOISE),
+        )
+    elif share > MOST_NOISE:
+        logger.warning(
+            "the noise estimate is %.0f%% of the signal's power (usual: %g%% to %g%%): it takes more than there is, "
+            "and speech may go with it; try adversarial.noise_l2_weight above 0, or a lower lr_max",
+            *(100 * share, 100 * LEAST_NOISE, 100 * MOST_NOISE),
+        )
 
 
 def picture_of_a_trial(seen: SeenTrial, config: Any, step: int) -> np.ndarray:

@@ -284,7 +284,9 @@ def ablate(
                 print(
                     f"\n== training {number} of {len(runs)}: {run.decoder}, rate {run.learning_rate:g}, seed {run.seed}"
                 )
-                results.add(run, given_run(run, config_path, data, folder, device, overrides))
+                found = given_run(run, config_path, data, folder, device, overrides)
+                results.add(run, found)
+                print("diverged" if "diverged" in found else f"PER {found['per']:.2%}, WER {found['wer']:.2%}")
         results.done = {run: results.done[run] for run in runs}
         return results
     finally:

@@ -4,20 +4,22 @@ import json
 import logging
 import math
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import rnn_trainer
 from checkpointing import CheckpointError, check_same_run, load_checkpoint
-from ctc import greedy_collapse
+from ctc import greedy_collapse, output_lengths
 from dataset import EvalBatches, make_loader
 from evaluate_model_helpers import edit_distance
 from rnn_trainer import TrainingDiverged
-from validation import save_validation
+from validation import look_at_trials, save_validation
 
 
 def state_of(trainer):
@@ -389,6 +391,46 @@ def test_a_model_that_emits_only_blanks_is_said_to(make_trainer, caplog):
     for _ in range(2):
         trainer._warn_of_blanks(trainer.validation())
     assert "still nothing but blanks" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("scale", "told"), [(0.0, "the NoiseModel does nothing"), (1.0, ""), (1e3, "more than there is")]
+)
+def test_noise_estimates_that_are_nothing_or_too_much_are_told(make_trainer, caplog, scale, told):
+    """At the end of training, from the share that the log states too."""
+    trainer = make_trainer(num_training_batches=1, lr_max=1e-12, lr_min=0)
+    logging.getLogger("b2txt").propagate = True
+    with torch.no_grad():
+        for parameter in trainer.model.noise_model.projection.parameters():
+            parameter.mul_(scale)
+    trainer.train()
+    assert ("usual: 0.1% to 100%" in caplog.text) == bool(told) and told in caplog.text
+    signal, noise = [], []
+    for trial in look_at_trials(trainer.model, trainer.val_trials, trainer.config, trainer.backend):
+        signal.append(trial.signal.ravel())
+        noise.append(trial.noise.ravel())
+    share = np.square(np.concatenate(noise)).sum() / np.square(np.concatenate(signal)).sum()
+    assert trainer.val_metrics[-1]["noise_share"] == pytest.approx(share, rel=1e-3)
+    stated = float(re.search(r"noise ([\d.]+)% of the signal", caplog.text)[1])
+    assert stated == pytest.approx(100 * share, rel=1e-3, abs=0.06)
+
+
+def test_the_trials_that_are_looked_at_are_those_about_the_median_in_length(make_trainer):
+    trainer = make_trainer()
+    seen = look_at_trials(trainer.model, trainer.val_trials, trainer.config, trainer.backend)
+    lengths = sorted(trial.n_time_steps for trial in trainer.val_trials)
+    found = [look.trial.n_time_steps for look in seen]
+    assert found == lengths[max(0, len(lengths) // 2 - 7) : len(lengths) // 2 + 1][::-1]
+    for look in seen:  # each is its own, whatever its neighbours in the batch
+        alone = look_at_trials(trainer.model, [look.trial], trainer.config, trainer.backend)[0]
+        for name in ("signal", "noise", "logits"):
+            assert np.allclose(getattr(look, name), getattr(alone, name), atol=1e-5)
+        assert len(look.signal) == output_lengths(look.trial.n_time_steps, 14, 4)
+
+
+def test_a_single_gru_has_no_share_of_noise(make_trainer):
+    trainer = make_trainer(num_training_batches=1, model__architecture="gru", adversarial__enabled=False)
+    assert trainer.train()["val_metrics"][-1]["noise_share"] is None
 
 
 def test_tensorboard_gets_every_number_and_the_picture(make_trainer, tmp_path):
