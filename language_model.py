@@ -24,7 +24,7 @@ import numpy as np
 from config import DecoderConfig
 from evaluate_model_helpers import BLANK, PHONEMES, SILENCE
 from lexicon import Lexicon
-from machine import die_with
+from machine import die_with, usable_cores
 from nbest import Hypothesis
 from ngram import UNKNOWN
 
@@ -411,5 +411,4 @@ def _decode_in_worker(log_probs: np.ndarray, settings: DecoderConfig) -> list[Hy
 
 def usable_processes(n_trials: int) -> int:
     """As many processes as this one may use CPUs, but none for fewer than 50 trials."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cpus, n_trials // 50))
+    return max(1, min(usable_cores(), n_trials // 50))

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import train_model
+from machine import usable_cores
 from process_group import run_processes
 from tpu_host import Findings, check_tpu, clean_environment, find_chips, free_host_gb, remove_stale_lock_file
 
@@ -174,7 +175,7 @@ def process_environments(backend: str, n_processes: int, environment: dict[str, 
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    threads = max(1, len(os.sched_getaffinity(0)) // n_processes)
+    threads = max(1, usable_cores() // n_processes)
     common = {
         "WORLD_SIZE": str(n_processes),
         "LOCAL_WORLD_SIZE": str(n_processes),

@@ -1,4 +1,4 @@
-"""What the operating system is asked for: free memory, and that a process ends when its parent does."""
+"""What the operating system is asked for: free memory, cores, and that a process ends when its parent does."""
 
 import ctypes
 import os
@@ -18,6 +18,11 @@ def available_memory() -> int | None:
         return None
     match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
     return int(match[1]) * 1024 if match else None
+
+
+def usable_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def die_with(parent: int) -> None:

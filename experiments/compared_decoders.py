@@ -26,6 +26,7 @@ DECODERS = {
     TRIPLE: ("adversarial.enabled=false",),
     ADVERSARIAL: ("adversarial.enabled=true",),
 }
+TUNING_SEEDS = (1, 2)  # with which the learning rate is chosen; they have no part in the results
 RATES_OF_A_RUN = ("per", "edits", "phonemes", "wer", "word_edits", "words")
 
 

@@ -20,9 +20,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from compared_decoders import ADVERSARIAL, DECODERS, SINGLE, TRIPLE, Results, Run
+from compared_decoders import ADVERSARIAL, DECODERS, SINGLE, TRIPLE, TUNING_SEEDS, Results, Run
 
-TUNING_SEEDS = (1, 2)  # of the learning rate; they have no part in the results
 COLORS = {SINGLE: "tab:gray", TRIPLE: "tab:blue", ADVERSARIAL: "tab:orange"}
 NOISE_NAMES = {0.0: "absent", 1.0: "default", 2.0: "doubled"}
 Group = tuple[str, float | None, tuple[str, ...], int | None]  # decoder, noise, settings, batches

@@ -30,43 +30,42 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-if "--ablate" not in sys.argv:  # else the one training there is has all cores; to be said before torch is imported
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from compared_decoders import (  # noqa: E402
+import torch
+from compared_decoders import (
     ADVERSARIAL,
     DECODERS,
     RATES_OF_A_RUN,
     SINGLE,
     TRIPLE,
+    TUNING_SEEDS,
     Results,
     Run,
     run_config,
     train,
 )
-from denoising_measures import noise_measures  # noqa: E402
-from denoising_report import ablation_table  # noqa: E402
+from denoising_measures import noise_measures
+from denoising_report import ablation_table
 
-from config import check_config, load_config  # noqa: E402
-from dataset import EvalBatches, make_loader  # noqa: E402
-from dataset_index import Trial, index_splits, index_trials  # noqa: E402
-from evaluate_model import evaluation  # noqa: E402
-from evaluate_model_helpers import check_writable  # noqa: E402
-from machine import die_with  # noqa: E402
-from rnn_trainer import BrainToTextDecoder_Trainer  # noqa: E402
-from run_directory import hold_directory, release_directory  # noqa: E402
-from synthetic_data import simulate  # noqa: E402
-from text_rules import normalize  # noqa: E402
-from training_log import log_to_terminal, progress_bar  # noqa: E402
-from word_evaluation import WordOptions, make_words  # noqa: E402
+from config import check_config, load_config
+from dataset import EvalBatches, make_loader
+from dataset_index import Trial, index_splits, index_trials
+from evaluate_model import evaluation
+from evaluate_model_helpers import check_writable
+from machine import die_with, usable_cores
+from rnn_trainer import BrainToTextDecoder_Trainer
+from run_directory import hold_directory, release_directory
+from synthetic_data import simulate
+from text_rules import normalize
+from training_log import log_to_terminal, progress_bar
+from word_evaluation import WordOptions, make_words
 
 NOISES = (0.0, 1.0, 2.0)  # variance of the structured noise, as a multiple of the simulator's
-CONFIG = ROOT / "rnn_args_quickstart.yaml"
+CONFIG = Path(__file__).resolve().parent.parent / "rnn_args_quickstart.yaml"
 NEW_NOISE = 0.3  # share of a feature's variance of the noise that no training has seen
 RATES = (0.01, 0.02, 0.04)
-TUNING_SEEDS, SEEDS = (1, 2), (10, 11, 12)
+SEEDS = (10, 11, 12)
 BATCHES, MORE_BATCHES = 300, 900
 FITTED_TRIALS = 30  # of each session's train trials, for the probe and the linear estimate
 
@@ -203,7 +202,7 @@ def study(folder: Path, processes: int) -> Results:
         context = multiprocessing.get_context("spawn")
         with (
             progress_bar(total, total - len(missing), "training", "Study") as bar,
-            ProcessPoolExecutor(processes, context, _begin_worker, (os.getpid(), folder)) as pool,
+            ProcessPoolExecutor(processes, context, _begin_worker, (os.getpid(), folder, processes)) as pool,
         ):
             running: dict[Future, Run] = {}
             try:
@@ -226,9 +225,10 @@ def study(folder: Path, processes: int) -> Results:
         release_directory(folder)
 
 
-def _begin_worker(parent: int, folder: Path) -> None:
-    """What a training says goes to a file: the terminal has the study's progress."""
+def _begin_worker(parent: int, folder: Path, processes: int) -> None:
+    """What a training says goes to a file: the terminal has the study's progress. The cores are shared out."""
     die_with(parent)
+    torch.set_num_threads(max(1, usable_cores() // processes))
     log = os.open(folder / f"worker_{os.getpid()}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -355,7 +355,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.ablate is None:
             folder = Path(options.output_dir or "trained_models/denoising_study")
-            study(folder, options.processes or os.cpu_count())
+            study(folder, options.processes or usable_cores())
             print(f"{folder / 'results.jsonl'} is complete: python experiments/denoising_report.py --results it")
         else:
             folder = Path(options.output_dir or "trained_models/ablation")

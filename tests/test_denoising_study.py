@@ -141,7 +141,7 @@ def test_without_an_estimate_only_the_signal_is_probed(data, config_path):
 
 
 def test_the_single_gru_has_the_parameters_that_the_triple_decoder_decodes_with():
-    root = Path(study.ROOT)
+    root = study.CONFIG.parent
     for name in ("rnn_args_quickstart.yaml", "rnn_args_compact.yaml", "rnn_args.yaml"):
         configs = [compared.run_config(Run(decoder, 0.02, 1), root / name, root, root / "x") for decoder in DECODERS]
         counts = [compared.n_decoding_parameters(config) for config in configs]
