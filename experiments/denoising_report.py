@@ -183,6 +183,8 @@ def picture_of_errors(done: Mapping[Run, Mapping[str, Any]], path: Path) -> None
 def picture_of_estimates(done: Mapping[Run, Mapping[str, Any]], path: Path) -> None:
     """At the default noise, by setting: PER, the estimate's correlation with the true parts, what a probe reads."""
     groups = {group: results for group, results in grouped(done).items() if group[0] != SINGLE and group[1] == 1.0}
+    if not groups:
+        return
     shortest = min(batches for _, _, _, batches in groups)
     names = {
         group: ("no adversary" if group[0] == TRIPLE else "reversal") + (f", {change(group[2])}" if group[2] else "")
@@ -248,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     picture_of_errors(done, folder / "denoising_errors.png")
     picture_of_estimates(done, folder / "denoising_estimate.png")
-    print(f"written: {folder / 'denoising_errors.png'}, {folder / 'denoising_estimate.png'}")
+    print(f"pictures are in {folder}")
     return 0
 
 

@@ -269,7 +269,7 @@ def test_a_study_measures_every_training_and_goes_on_where_it_was(one_of_each, m
         assert results["per_by_noise"].keys() == {"0.0", "1.0", "2.0"} and results["per_new_noise"] > 0
         assert ("noise_correlation" in results) == (run.decoder != SINGLE) == (None not in results["noise_shares"])
         assert len(results["noise_shares"]) == 3 and results["wer"] >= 0
-    assert found[runs[3]].keys() == {"per"}  # of a tuning seed nothing else is asked
+    assert found[runs[3]].keys() == {"per", "seconds"}  # of a tuning seed nothing else is asked
 
     monkeypatch.setattr(study, "simulated_run", lambda run, folder: pytest.fail(f"{run} was done already"))
     assert study.main(["--output_dir", str(folder)]) == 0
@@ -284,7 +284,7 @@ def test_a_training_that_diverges_is_a_result_and_in_no_mean(one_of_each, monkey
     monkeypatch.setattr(study, "train", lambda config, device: (None, "diverged at batch 3"))
     monkeypatch.setattr(study.shutil, "rmtree", lambda directory: None)
     done = study.study(folder, 1).done
-    assert all(results == {"diverged": "diverged at batch 3"} for results in done.values())
+    assert all(results["diverged"] == "diverged at batch 3" and "per" not in results for results in done.values())
     assert "| 1, 1 diverged |" in report.main_table(done)
 
 
