@@ -1,9 +1,10 @@
 """The decoders that the study compares, one training of one of them, and the file of results.
 
-Three decoders, trained on the same batches: the single GRU of the original with its five layers; the triple decoder
-with `adversarial.enabled: false`, so that nothing keeps speech out of the noise estimate; and the triple decoder with
-gradient reversal. The single GRU has so many units that its parameters are as many as those which the triple decoder
-decodes with (all but the NoisySpeechModel).
+Four decoders, trained on the same batches. The single GRU of the original with its five layers has so many units that
+its parameters are as many as those which the triple decoder decodes with (all but the NoisySpeechModel). The
+CleanSpeechModel alone is the triple decoder without a noise estimate: the same layers, half of the parameters. The
+triple decoder with `adversarial.enabled: false` has nothing that keeps speech out of the noise estimate; with gradient
+reversal it is the whole design.
 """
 
 import dataclasses
@@ -20,9 +21,11 @@ from config import Config, load_config
 from rnn_model import build_model
 from rnn_trainer import BrainToTextDecoder_Trainer, TrainingDiverged
 
-SINGLE, TRIPLE, ADVERSARIAL = "single GRU", "triple, no adversary", "triple, gradient reversal"
+SINGLE, CLEAN = "single GRU", "clean speech model alone"
+TRIPLE, ADVERSARIAL = "triple, no adversary", "triple, gradient reversal"
 DECODERS = {
     SINGLE: ("model.architecture=gru", "adversarial.enabled=false", "model.n_layers=5"),
+    CLEAN: ("model.architecture=gru", "adversarial.enabled=false"),
     TRIPLE: ("adversarial.enabled=false",),
     ADVERSARIAL: ("adversarial.enabled=true",),
 }

@@ -20,9 +20,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from compared_decoders import ADVERSARIAL, DECODERS, SINGLE, TRIPLE, TUNING_SEEDS, Results, Run
+from compared_decoders import ADVERSARIAL, CLEAN, DECODERS, SINGLE, TRIPLE, TUNING_SEEDS, Results, Run
 
-COLORS = {SINGLE: "tab:gray", TRIPLE: "tab:blue", ADVERSARIAL: "tab:orange"}
+COLORS = {SINGLE: "black", CLEAN: "tab:gray", TRIPLE: "tab:blue", ADVERSARIAL: "tab:orange"}
 NOISE_NAMES = {0.0: "absent", 1.0: "default", 2.0: "doubled"}
 Group = tuple[str, float | None, tuple[str, ...], int | None]  # decoder, noise, settings, batches
 
@@ -81,7 +81,7 @@ def estimate_table(done: Mapping[Run, Mapping[str, Any]]) -> str:
     """What the noise estimates hold, in every condition of the triple decoders."""
     rows = []
     for (decoder, noise, settings, batches), results in grouped(done).items():
-        if decoder != SINGLE:
+        if decoder in (TRIPLE, ADVERSARIAL):
             rows.append(
                 [
                     f"{decoder}{': ' if settings else ''}{change(settings)}",
@@ -164,10 +164,10 @@ def picture_of_errors(done: Mapping[Run, Mapping[str, Any]], path: Path) -> None
     figure, axes = plt.subplots(1, 3, figsize=(12, 4.2), layout="constrained", sharey=True, width_ratios=(3, 3, 2))
     for axis, (title, columns) in zip(axes, panels, strict=True):
         for place, (_, found) in enumerate(columns):
-            for offset, decoder in zip((-0.26, 0, 0.26), DECODERS, strict=True):
+            for offset, decoder in zip((-0.3, -0.1, 0.1, 0.3), DECODERS, strict=True):
                 pers = [100 * per for per in found(decoder)]
                 if pers:
-                    axis.bar(place + offset, np.mean(pers), 0.24, color=COLORS[decoder], alpha=0.55,
+                    axis.bar(place + offset, np.mean(pers), 0.18, color=COLORS[decoder], alpha=0.55,
                              label=decoder if place == 0 else None)  # fmt: skip
                     axis.plot([place + offset] * len(pers), pers, ".", color="black", markersize=5)
         axis.set_xticks(range(len(columns)), [name for name, _ in columns])
@@ -182,16 +182,16 @@ def picture_of_errors(done: Mapping[Run, Mapping[str, Any]], path: Path) -> None
 
 def picture_of_estimates(done: Mapping[Run, Mapping[str, Any]], path: Path) -> None:
     """At the default noise, by setting: PER, the estimate's correlation with the true parts, what a probe reads."""
-    groups = {group: results for group, results in grouped(done).items() if group[0] != SINGLE and group[1] == 1.0}
+    groups = {group: results for group, results in grouped(done).items() if group[1] == 1.0}
     if not groups:
         return
     shortest = min(batches for _, _, _, batches in groups)
     names = {
-        group: ("no adversary" if group[0] == TRIPLE else "reversal") + (f", {change(group[2])}" if group[2] else "")
+        group: group[0].removeprefix("triple, ") + (f", {change(group[2])}" if group[2] else "")
         + ("" if group[3] == shortest else f", {group[3]} batches")
         for group in groups
     }  # fmt: skip
-    order = sorted(groups, key=lambda group: (group[3], len(group[2]) > 0, group[0] != TRIPLE))
+    order = sorted(groups, key=lambda group: (group[3], len(group[2]) > 0, [*DECODERS].index(group[0])))
     places = np.arange(len(order))[::-1]
     figure, axes = plt.subplots(1, 3, figsize=(12, 0.34 * len(order) + 1.8), layout="constrained", sharey=True)
 

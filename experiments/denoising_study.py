@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from compared_decoders import (
     ADVERSARIAL,
+    CLEAN,
     DECODERS,
     RATES_OF_A_RUN,
     SINGLE,
@@ -66,7 +67,7 @@ NOISES = (0.0, 1.0, 2.0)  # variance of the structured noise, as a multiple of t
 CONFIG = Path(__file__).resolve().parent.parent / "rnn_args_quickstart.yaml"
 NEW_NOISE = 0.3  # share of a feature's variance of the noise that no training has seen
 RATES = (0.01, 0.02, 0.04)
-SEEDS = (10, 11, 12)
+SEEDS, SEEDS_OF_MORE = (10, 11, 12), (10, 11)
 BATCHES, MORE_BATCHES = 300, 900
 FITTED_TRIALS = 30  # of each session's train trials, for the probe and the linear estimate
 
@@ -82,6 +83,7 @@ CHANGES = {
     ),
     TRIPLE: (("adversarial.noise_l2_weight=1000",),),
     SINGLE: (),
+    CLEAN: (),
 }
 
 
@@ -104,8 +106,9 @@ def tuned_rate(decoder: str, done: Mapping[Run, Mapping[str, Any]]) -> tuple[flo
 
 def plan(done: Mapping[Run, Mapping[str, Any]]) -> tuple[list[Run], int]:
     """The trainings that are not done and can begin, in order; and how many the study has, as far as is known."""
-    missing, wanted, seeds = [], [], len(SEEDS)
-    total = len(DECODERS) * seeds * (len(NOISES) + 1) + seeds * sum(len(changes) for changes in CHANGES.values())
+    missing, wanted = [], []
+    total = len(DECODERS) * (len(SEEDS) * len(NOISES) + len(SEEDS_OF_MORE))
+    total += len(SEEDS) * sum(len(changes) for changes in CHANGES.values())
     for decoder in DECODERS:
         rate, needed = tuned_rate(decoder, done)
         missing += needed
@@ -113,7 +116,7 @@ def plan(done: Mapping[Run, Mapping[str, Any]]) -> tuple[list[Run], int]:
             for seed in SEEDS:
                 wanted += [Run(decoder, rate, seed, noise, (), BATCHES) for noise in NOISES]
                 wanted += [Run(decoder, rate, seed, 1.0, settings, BATCHES) for settings in CHANGES[decoder]]
-                wanted.append(Run(decoder, rate, seed, 1.0, (), MORE_BATCHES))
+            wanted += [Run(decoder, rate, seed, 1.0, (), MORE_BATCHES) for seed in SEEDS_OF_MORE]
     # Seed by seed, so that a study that was stopped has something of everything.
     missing += sorted((run for run in wanted if run not in done), key=lambda run: (run.seed, len(run.settings)))
     tuning = {run for run in [*done, *missing] if run.seed in TUNING_SEEDS}

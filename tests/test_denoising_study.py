@@ -23,7 +23,7 @@ import compared_decoders as compared
 import denoising_measures as measures
 import denoising_report as report
 import denoising_study as study
-from compared_decoders import ADVERSARIAL, DECODERS, SINGLE, TRIPLE, Results, Run
+from compared_decoders import ADVERSARIAL, CLEAN, DECODERS, SINGLE, TRIPLE, Results, Run
 
 SMALL = {"electrodes": 4, "speaking_rate": 6.0, "words_per_sentence": (2, 3), "progress": False}
 
@@ -145,9 +145,11 @@ def test_the_single_gru_has_the_parameters_that_the_triple_decoder_decodes_with(
     for name in ("rnn_args_quickstart.yaml", "rnn_args_compact.yaml", "rnn_args.yaml"):
         configs = [compared.run_config(Run(decoder, 0.02, 1), root / name, root, root / "x") for decoder in DECODERS]
         counts = [compared.n_decoding_parameters(config) for config in configs]
-        assert counts[1] == counts[2] and 0.99 < counts[0] / counts[1] <= 1
-        assert configs[0].model.architecture == "gru" and configs[0].model.n_layers == 5
-        assert [config.adversarial.enabled for config in configs] == [False, False, True]
+        assert counts[2] == counts[3] and 0.99 < counts[0] / counts[2] <= 1 and counts[1] < 0.7 * counts[2]
+        assert [config.model.architecture for config in configs] == ["gru", "gru", "triple_gru", "triple_gru"]
+        assert [config.model.n_layers for config in configs] == [5, 3, 3, 3]
+        assert configs[1].model.n_units == configs[3].model.n_units
+        assert [config.adversarial.enabled for config in configs] == [False, False, False, True]
 
 
 def test_a_run_changes_what_it_says(data, config_path, tmp_path):
@@ -196,17 +198,14 @@ def walk(per) -> list[Run]:
 
 
 def test_every_decoder_has_every_condition_with_its_best_rate():
-    best = {SINGLE: 0.01, TRIPLE: 0.02, ADVERSARIAL: 0.08}
+    best = {SINGLE: 0.01, CLEAN: 0.04, TRIPLE: 0.02, ADVERSARIAL: 0.08}
     runs = walk(lambda run: abs(np.log(run.learning_rate / best[run.decoder])))
     results = [run for run in runs if run.seed in study.SEEDS]
     assert len(set(runs)) == len(runs) and {(r.decoder, r.learning_rate) for r in results} == set(best.items())
     for decoder in DECODERS:
         plain = {(r.noise, r.batches, r.seed) for r in results if r.decoder == decoder and not r.settings}
-        assert plain == {
-            (noise, batches, seed)
-            for noise, batches in [*((n, study.BATCHES) for n in study.NOISES), (1.0, study.MORE_BATCHES)]
-            for seed in study.SEEDS
-        }
+        expected = {(noise, study.BATCHES, seed) for noise in study.NOISES for seed in study.SEEDS}
+        assert plain == expected | {(1.0, study.MORE_BATCHES, seed) for seed in study.SEEDS_OF_MORE}
         changed = [r.settings for r in results if r.decoder == decoder and r.settings]
         assert sorted(changed) == sorted(len(study.SEEDS) * list(study.CHANGES[decoder]))
     # A best rate at the end of the range is looked beyond, on either side.
@@ -249,7 +248,8 @@ def one_of_each(data, config_path, monkeypatch, tmp_path):
     folder = tmp_path / "study"
     folder.mkdir()
     (folder / "data").symlink_to(data / "data")
-    runs = [Run(decoder, 0.02, 10, noise, (), 6) for decoder, noise in zip(DECODERS, study.NOISES, strict=True)]
+    noises = (0.0, 1.0, 1.0, 2.0)
+    runs = [Run(decoder, 0.02, 10, noise, (), 6) for decoder, noise in zip(DECODERS, noises, strict=True)]
     runs.append(Run(TRIPLE, 0.02, study.TUNING_SEEDS[0], 1.0, (), 6))
     monkeypatch.setattr(study, "CONFIG", config_path)
     monkeypatch.setattr(study, "plan", lambda done: ([run for run in runs if run not in done], len(runs)))
@@ -263,13 +263,17 @@ def test_a_study_measures_every_training_and_goes_on_where_it_was(one_of_each, m
     lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     found = {Run.from_dict(line["run"]): line["results"] for line in lines}
     assert found.keys() == set(runs) and list((folder / "runs").iterdir()) == []
-    for run in runs[:3]:
+    for run in runs[:4]:
         results = found[run]
         assert results["per"] == results["edits"] / results["phonemes"] == results["per_by_noise"][f"{run.noise}"]
         assert results["per_by_noise"].keys() == {"0.0", "1.0", "2.0"} and results["per_new_noise"] > 0
-        assert ("noise_correlation" in results) == (run.decoder != SINGLE) == (None not in results["noise_shares"])
+        assert (
+            ("noise_correlation" in results)
+            == (run.decoder in (TRIPLE, ADVERSARIAL))
+            == (None not in results["noise_shares"])
+        )
         assert len(results["noise_shares"]) == 3 and results["wer"] >= 0
-    assert found[runs[3]].keys() == {"per", "seconds"}  # of a tuning seed nothing else is asked
+    assert found[runs[4]].keys() == {"per", "seconds"}  # of a tuning seed nothing else is asked
 
     monkeypatch.setattr(study, "simulated_run", lambda run, folder: pytest.fail(f"{run} was done already"))
     assert study.main(["--output_dir", str(folder)]) == 0
@@ -313,7 +317,7 @@ def test_the_comparison_runs_on_any_data_in_one_command(data, config_path, tmp_p
     table = capsys.readouterr().out
     assert all(table.count(f"| {decoder} | 0.0{rate} | ") == 1 for decoder in DECODERS for rate in (1, 2))
     results = Results(tmp_path / "out" / "results.jsonl").done
-    assert len(results) == 6 and {run.seed for run in results} == {4}
+    assert len(results) == 8 and {run.seed for run in results} == {4}
     for run, found in results.items():
         evaluated = json.loads((tmp_path / "out" / "runs" / run.name / "evaluation_val.json").read_text())
         assert (found["per"], found["wer"]) == (evaluated["per"], evaluated["wer"])
@@ -325,7 +329,7 @@ def test_the_comparison_runs_on_any_data_in_one_command(data, config_path, tmp_p
     assert capsys.readouterr().out.endswith(table[table.index("\n| decoder") :])
     # Another configuration's trainings are others.
     assert ablate(config_path, tmp_path / "out", "--seeds", "4", "--num_batches", "3", "--set", "lr_min=0") == 0
-    assert len(calls) == 3 and len(Results(tmp_path / "out" / "results.jsonl").done) == 9
+    assert len(calls) == 4 and len(Results(tmp_path / "out" / "results.jsonl").done) == 12
 
 
 def test_an_interrupted_comparison_goes_on_with_the_training_it_was_in(config_path, tmp_path, monkeypatch, capsys):
@@ -343,7 +347,7 @@ def test_an_interrupted_comparison_goes_on_with_the_training_it_was_in(config_pa
     assert ablate(config_path, tmp_path / "out", "--seeds", "4") == 130
     assert "the same command goes on" in capsys.readouterr().err
     assert ablate(config_path, tmp_path / "out", "--seeds", "4") == 0
-    assert trained == [0, 1, 2, 3, 4, 3, 4, 5, *range(6), *range(6)]  # a checkpoint was written after step 3
+    assert trained == [0, 1, 2, 3, 4, 3, 4, 5, *range(6), *range(6), *range(6)]  # a checkpoint was written after step 3
 
 
 def test_everything_is_checked_before_the_first_training(data, config_path, tmp_path, monkeypatch, capsys):
