@@ -394,7 +394,7 @@ def test_a_model_that_emits_only_blanks_is_said_to(make_trainer, caplog):
 
 
 @pytest.mark.parametrize(
-    ("scale", "told"), [(0.0, "the NoiseModel does nothing"), (1.0, ""), (1e3, "more than there is")]
+    ("scale", "told"), [(0.0, "the NoiseModel does nothing"), (1.0, ""), (1e3, "more than there is to take")]
 )
 def test_noise_estimates_that_are_nothing_or_too_much_are_told(make_trainer, caplog, scale, told):
     """At the end of training, from the share that the log states too."""
@@ -404,7 +404,7 @@ def test_noise_estimates_that_are_nothing_or_too_much_are_told(make_trainer, cap
         for parameter in trainer.model.noise_model.projection.parameters():
             parameter.mul_(scale)
     trainer.train()
-    assert ("usual: 0.1% to 100%" in caplog.text) == bool(told) and told in caplog.text
+    assert ("usual: 0.5% to 100%" in caplog.text) == bool(told) and told in caplog.text
     signal, noise = [], []
     for trial in look_at_trials(trainer.model, trainer.val_trials, trainer.config, trainer.backend):
         signal.append(trial.signal.ravel())
