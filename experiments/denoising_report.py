@@ -1,5 +1,6 @@
 """Tables and pictures of the study of the NoiseModel, from its results.
 
+    python experiments/denoising_report.py            # of the results kept beside this file, which RESULTS.md shows
     python experiments/denoising_report.py --results trained_models/denoising_study/results.jsonl
 
 Prints Markdown and writes two pictures, denoising_errors.png and denoising_estimate.png.
@@ -233,7 +234,8 @@ def picture_of_estimates(done: Mapping[Run, Mapping[str, Any]], path: Path) -> N
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 2 where there are no results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.add_argument("--results", default="trained_models/denoising_study/results.jsonl")
+    kept = Path(__file__).resolve().parent / "denoising_results.jsonl"
+    parser.add_argument("--results", default=kept, help="results.jsonl of a study (those kept beside this file)")
     parser.add_argument("--pictures", default="pictures", help="folder of the pictures (pictures)")
     options = parser.parse_args(arguments)
     try:

@@ -1,7 +1,7 @@
 """Does the NoiseModel help? Trains decoders with and without it on data whose noise is known, and measures.
 
     python experiments/denoising_study.py           # the whole study, on simulated data: 2.5 hours on 2 cores
-    python experiments/denoising_report.py          # its tables and pictures, from what is done
+    python experiments/denoising_report.py --results trained_models/denoising_study/results.jsonl    # so far
 
     # the comparison alone, on any data, with any configuration: the table is shown at the end
     python experiments/denoising_study.py --ablate rnn_args_compact.yaml --data_dir data/hdf5_data_final
@@ -360,7 +360,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.ablate is None:
             folder = Path(options.output_dir or "trained_models/denoising_study")
             study(folder, options.processes or usable_cores())
-            print(f"{folder / 'results.jsonl'} is complete: python experiments/denoising_report.py --results it")
+            print(f"complete; to show it: python experiments/denoising_report.py --results {folder / 'results.jsonl'}")
         else:
             folder = Path(options.output_dir or "trained_models/ablation")
             results = ablate(
