@@ -112,16 +112,12 @@ def rate_table(done: Mapping[Run, Mapping[str, Any]]) -> str:
     """Mean val PER by learning rate on the tuning seeds."""
     tuning = [run for run in done if run.seed in TUNING_SEEDS]
     rates = sorted({run.learning_rate for run in tuning})
-    rows = [
-        [
-            decoder,
-            *(
-                spread([done[run]["per"] for run in tuning if (run.decoder, run.learning_rate) == (decoder, rate)], 100)
-                for rate in rates
-            ),
+    rows = []
+    for decoder in DECODERS:
+        of_rate = [
+            [done[run] for run in tuning if (run.decoder, run.learning_rate) == (decoder, rate)] for rate in rates
         ]
-        for decoder in DECODERS
-    ]
+        rows.append([decoder, *(spread(values(results, "per"), 100) for results in of_rate)])
     return markdown(["PER (%) by learning rate", *(f"{rate:g}" for rate in rates)], rows)
 
 

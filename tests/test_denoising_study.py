@@ -219,6 +219,7 @@ def test_a_rate_at_which_training_diverges_is_the_worst():
     }
     done |= {Run(TRIPLE, 0.02, seed, batches=study.BATCHES): {"per": 0.9} for seed in (1, 2)}
     assert study.tuned_rate(TRIPLE, done) == (0.02, [])
+    assert f"| {TRIPLE} |  | 90.0 ± 0.0 |  |" in report.rate_table(done)
 
 
 # ---- the study
