@@ -27,7 +27,7 @@ import reference
 import torch
 
 from backend import Backend
-from config import Config, load_config
+from config import Config
 from optimizer import make_optimizer
 from rnn_model import build_model
 from training_step import TrainingStep
@@ -43,7 +43,7 @@ def make_config(name: str, device: str) -> Config:
     if device == "cpu":
         units = [] if name == "original" else ["model.noise_units=32"]
         overrides += [*SMALL, *units, 'dataset.sessions=["a","b"]', "dataset.dataset_probability_val=null"]
-    return load_config(paired.ROOT / CONFIGS[name], overrides)
+    return paired.whole_design(CONFIGS[name], overrides)
 
 
 def make_batch(config: Config, device: str) -> dict[str, torch.Tensor]:

@@ -69,11 +69,18 @@ def finish(file: str | None, ratios: dict[str, dict[str, float]], figures: dict[
         Path(file).write_text(json.dumps({"ratios": ratios, "figures": figures}, indent=2) + "\n")
 
 
+def whole_design(name: str, overrides: Sequence[str]) -> Config:
+    """A shipped configuration with all the networks that it has: the reference trains the adversary always."""
+    config = load_config(ROOT / name, overrides)
+    config.adversarial.enabled = config.model.architecture == "triple_gru"
+    return config
+
+
 def config_for(name: str, data: Path, overrides: Sequence[str] = ()) -> Config:
-    """A shipped configuration, in float32, on a data set of `write_noise`."""
+    """A shipped configuration, in float32, on a data set of `write_noise`; a triple decoder's with its adversary."""
     sessions = sorted(path.name for path in Path(data).iterdir())
-    return load_config(
-        ROOT / name,
+    return whole_design(
+        name,
         [
             f"dataset.dataset_dir={data}",
             f"dataset.sessions={json.dumps(sessions)}",

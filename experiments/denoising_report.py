@@ -25,6 +25,7 @@ from compared_decoders import ADVERSARIAL, CLEAN, DECODERS, SINGLE, TRIPLE, TUNI
 
 COLORS = {SINGLE: "black", CLEAN: "tab:gray", TRIPLE: "tab:blue", ADVERSARIAL: "tab:orange"}
 NOISE_NAMES = {0.0: "absent", 1.0: "default", 2.0: "doubled"}
+MOST_PER_SHOWN = 20.0  # of the second picture, in percent; what is above is written
 Group = tuple[str, float | None, tuple[str, ...], int | None]  # decoder, noise, settings, batches
 
 
@@ -52,7 +53,7 @@ def spread(found: Sequence[float], scale: float = 1.0, digits: int = 1) -> str:
     return mean if len(found) < 2 else f"{mean} ± {scale * statistics.stdev(found):.{digits}f}"
 
 
-def seeds(results: Sequence[Mapping[str, Any]]) -> str:
+def counted(results: Sequence[Mapping[str, Any]]) -> str:
     """How many, and how many of them diverged, which are in no mean."""
     n_diverged = sum("diverged" in result for result in results)
     return f"{len(results)}" + (f", {n_diverged} diverged" if n_diverged else "")
@@ -66,16 +67,51 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 # ---- tables ----
 
 
+ERRORS = {"per": "PER", "wer": "WER", "per_new_noise": "PER, new noise"}
+
+
 def main_table(done: Mapping[Run, Mapping[str, Any]]) -> str:
-    """Errors of the three decoders in each condition."""
+    """Errors of the decoders in each condition: mean and standard deviation over seeds."""
+    groups = {group: results for group, results in grouped(done).items() if not group[2]}
+    conditions = list(dict.fromkeys((noise, batches) for _, noise, _, batches in groups))
     rows = []
-    for (decoder, noise, settings, batches), results in grouped(done).items():
-        if not settings:
-            columns = [spread(values(results, name), 100) for name in ("per", "wer", "per_new_noise")]
-            doubled = [result["per_by_noise"]["2.0"] for result in results if "per_by_noise" in result]
-            rows.append([NOISE_NAMES[noise], f"{batches}", decoder, *columns, spread(doubled, 100), seeds(results)])
-    header = ["structured noise", "batches", "decoder", "PER (%)", "WER (%)", "PER, new noise (%)"]
-    return markdown([*header, "PER, noise doubled (%)", "seeds"], rows)
+    for name, label in ERRORS.items():
+        for decoder in DECODERS:
+            cells = [groups.get((decoder, noise, (), batches), []) for noise, batches in conditions]
+            rows.append([label, decoder, *(spread(values(results, name), 100) for results in cells)])
+    of_all = [
+        [result for group in groups if group[1::2] == condition for result in groups[group]] for condition in conditions
+    ]
+    rows.append(["trainings", "", *(counted(results) for results in of_all)])
+    names = [f"{NOISE_NAMES[noise]}, {batches} batches" for noise, batches in conditions]
+    return markdown(["error (%)", "decoder", *names], rows)
+
+
+def difference_table(done: Mapping[Run, Mapping[str, Any]]) -> str:
+    """What each part brings where there is structured noise: differences between decoders trained with one seed.
+
+    Mean over seeds and amounts of noise, and its standard error where there are three or more; by length of training.
+    """
+    plain = {(run.decoder, run.batches, run.noise, run.seed): done[run] for run in done
+             if not run.settings and run.noise and run.seed not in TUNING_SEEDS}  # fmt: skip
+    rows = []
+    for batches in sorted({batches for _, batches, _, _ in plain}):
+        for decoder, other in ((ADVERSARIAL, TRIPLE), (TRIPLE, CLEAN), (TRIPLE, SINGLE)):
+            pairs = [
+                (results, plain[other, *condition])
+                for (one, *condition), results in plain.items()
+                if one == decoder and condition[0] == batches and (other, *condition) in plain
+            ]
+            pairs = [pair for pair in pairs if not any("diverged" in results for results in pair)]
+            cells = []
+            for name in ERRORS:
+                found = [100 * (ours[name] - theirs[name]) for ours, theirs in pairs]
+                mean = f"{statistics.mean(found):+.1f}" if found else ""
+                enough = len(found) > 2
+                cells.append(f"{mean} ± {statistics.stdev(found) / len(found) ** 0.5:.1f}" if enough else mean)
+            rows.append([f"{batches}", f"{decoder} − {other}", *cells, f"{len(pairs)}"])
+    header = ["batches", "difference (points ± standard error)", *ERRORS.values(), "pairs"]
+    return markdown(header, rows)
 
 
 def estimate_table(done: Mapping[Run, Mapping[str, Any]]) -> str:
@@ -131,7 +167,7 @@ def ablation_table(done: Mapping[Run, Mapping[str, Any]]) -> str:
                 last = [result["noise_shares"][-1] for result in results if result.get("noise_shares")]
                 rates_of_errors = [spread(values(results, name), 100, 2) for name in ("per", "wer")]
                 share = spread([each for each in last if each is not None], 100)
-                rows.append([decoder, f"{rate:g}", *rates_of_errors, share, seeds(results)])
+                rows.append([decoder, f"{rate:g}", *rates_of_errors, share, counted(results)])
     return markdown(["decoder", "learning rate", "val PER (%)", "WER (%)", "noise share (%)", "seeds"], rows)
 
 
@@ -202,13 +238,18 @@ def picture_of_estimates(done: Mapping[Run, Mapping[str, Any]], path: Path) -> N
 
     dots(axes[0], "per", 100, "black")
     axes[0].set_title("val PER (%)", fontsize=11)
+    axes[0].set_xlim(0, MOST_PER_SHOWN)
+    for place, group in zip(places, order, strict=True):
+        found = values(groups[group], "per")
+        if found and 100 * max(found) > MOST_PER_SHOWN:
+            axes[0].text(MOST_PER_SHOWN, place, f"{spread(found, 100, 0)} →", ha="right", va="center", fontsize=9)
     dots(axes[1], "noise_correlation", 1, "tab:red", "true structured noise")
     dots(axes[1], "speech_correlation", 1, "tab:green", "true speech", "s")
     linear = [value for results in groups.values() for value in values(results, "linear_correlation")]
     if linear:
         axes[1].axvline(np.mean(linear), color="tab:red", linestyle=":", label="noise, by a regression that knew it")
     axes[1].axvline(0, color="gray", linewidth=0.8)
-    axes[1].set_title("correlation of the noise estimate", fontsize=11)
+    axes[1].set_title("correlation of the estimate", fontsize=11)
     dots(axes[2], "probe_noise", 100, "tab:red", "noise estimate")
     dots(axes[2], "probe_denoised", 100, "tab:blue", "denoised signal", "s")
     signal = [value for results in groups.values() for value in values(results, "probe_signal")]
@@ -216,7 +257,7 @@ def picture_of_estimates(done: Mapping[Run, Mapping[str, Any]], path: Path) -> N
     if signal:
         axes[2].axvline(100 * np.mean(signal), color="tab:blue", linestyle=":", label="signal")
         axes[2].axvline(100 * np.mean(silence), color="gray", linestyle=":", label="always silence")
-    axes[2].set_title("phonemes told by a linear probe (%)", fontsize=11)
+    axes[2].set_title("accuracy of a linear probe (%)", fontsize=11)
     axes[0].set_yticks(places, [names[group] for group in order], fontsize=9)
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
@@ -242,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not grouped(done):
         print(f"{options.results}: no training of the study is complete yet", file=sys.stderr)
         return 2
-    for table in (rate_table, main_table, estimate_table):
+    for table in (rate_table, main_table, difference_table, estimate_table):
         print(f"{table(done)}\n")
     folder = Path(options.pictures)
     folder.mkdir(parents=True, exist_ok=True)

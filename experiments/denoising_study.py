@@ -173,9 +173,6 @@ def _measure(run: Run, trainer: BrainToTextDecoder_Trainer, folder: Path) -> dic
     found = evaluation(config.output_dir, word_options=WordOptions(decoder_processes=1), device="cpu")
     results = {name: found[name] for name in RATES_OF_A_RUN}
     results["parameters"] = sum(parameter.numel() for parameter in trainer.model.parameters())
-    results["per_by_noise"] = {f"{run.noise}": found["per"]} | {
-        f"{noise}": per_on(trainer, data_set(folder, noise)) for noise in NOISES if noise != run.noise
-    }
     results["per_new_noise"] = per_on(trainer, data_set(folder, run.noise, new=True))
     few: list[Trial] = []
     for day in range(len(config.dataset.sessions)):

@@ -91,12 +91,12 @@ def test_documents_scale():
     assert config.dataset.dataset_dir == str(ROOT / "data/hdf5_data_final")
 
 
-def test_compact_scale_differs_in_the_noise_model_alone():
+def test_compact_scale_differs_in_the_noise_model_and_trains_without_the_adversary():
     full, compact = (leaves(load_config(ROOT / name).to_dict()) for name in SHIPPED[:2])
     different = {key: value for key, value in compact.items() if full[key] != value}
     paths = {key: different.pop(key) for key in ("output_dir", "checkpoint_dir")}
     assert paths["output_dir"] == str(ROOT / "trained_models/compact")
-    assert different == {"model.noise_units": 768, "model.day_layers": "shared"}
+    assert different == {"model.noise_units": 768, "model.day_layers": "shared", "adversarial.enabled": False}
 
 
 def test_the_original_s_settings_are_those_of_its_file():

@@ -274,8 +274,7 @@ def test_a_study_measures_every_training_and_goes_on_where_it_was(one_of_each, m
     assert found.keys() == set(runs) and list((folder / "runs").iterdir()) == []
     for run in runs[:4]:
         results = found[run]
-        assert results["per"] == results["edits"] / results["phonemes"] == results["per_by_noise"][f"{run.noise}"]
-        assert results["per_by_noise"].keys() == {"0.0", "1.0", "2.0"} and results["per_new_noise"] > 0
+        assert results["per"] == results["edits"] / results["phonemes"] and results["per_new_noise"] > 0
         assert (
             ("noise_correlation" in results)
             == (run.decoder in (TRIPLE, ADVERSARIAL))
@@ -288,7 +287,9 @@ def test_a_study_measures_every_training_and_goes_on_where_it_was(one_of_each, m
     assert study.main(["--output_dir", str(folder)]) == 0
     capsys.readouterr()
     assert report.main(["--results", str(folder / "results.jsonl"), "--pictures", str(folder)]) == 0
-    assert "| doubled | 6 | triple, gradient reversal |" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "| absent, 6 batches | default, 6 batches | doubled, 6 batches |" in printed
+    assert f"| PER | {ADVERSARIAL} |  |  | {100 * found[runs[3]]['per']:.1f} |" in printed
     assert all((folder / f"denoising_{name}.png").stat().st_size > 10_000 for name in ("errors", "estimate"))
 
 
@@ -299,6 +300,23 @@ def test_a_training_that_diverges_is_a_result_and_in_no_mean(one_of_each, monkey
     done = study.study(folder, 1).done
     assert all(results["diverged"] == "diverged at batch 3" and "per" not in results for results in done.values())
     assert "| 1, 1 diverged |" in report.main_table(done)
+    assert report.difference_table(done).count("\n") == 1 + 3 and "nan" not in report.difference_table(done)
+
+
+def test_differences_are_between_trainings_of_one_seed_on_one_noise():
+    def errors(per):
+        return {"per": per, "wer": per, "per_new_noise": per}
+
+    pers = {(TRIPLE, 1.0): (0.10, 0.20, 0.30), (ADVERSARIAL, 1.0): (0.11, 0.22, 0.33), (ADVERSARIAL, 0.0): (0.9,) * 3}
+    done = {
+        Run(decoder, 0.02, seed, noise, (), 6): errors(per)
+        for (decoder, noise), of_seeds in pers.items()
+        for seed, per in zip(study.SEEDS, of_seeds, strict=True)
+    }
+    done[Run(TRIPLE, 0.02, 13, 1.0, (), 6)] = {"diverged": "so"}
+    done[Run(ADVERSARIAL, 0.02, 13, 1.0, (), 6)] = errors(0.5)
+    line = f"| 6 | {ADVERSARIAL} − {TRIPLE} | +2.0 ± 0.6 | +2.0 ± 0.6 | +2.0 ± 0.6 | 3 |"
+    assert line in report.difference_table(done).splitlines()
 
 
 def test_data_sets_of_the_study_differ_in_noise_alone(data):
