@@ -26,8 +26,8 @@ logger = logging.getLogger("b2txt")
 PER_TRIAL_ARRAYS = ("logits", "input_features")
 SEEN_TRIALS = 8  # of which a validation shows the noise
 # Noise estimates outside this share of the signal's power are told. Untrained ones have 7% (compact) and 12% (the
-# documents' scale). In the study of RESULTS.md trainings with a useful val PER had 4% to 26%; with an L2 weight of
-# 1,000 it was 0.1%; with a lambda of 10 325%, and the PER a quarter higher; without warm-up 825%, and nothing was read.
+# documents' scale). In the study of RESULTS.md trainings with the usual val PER had 4% to 41%; with an L2 weight of
+# 1,000 it was 0.1%; with a lambda of 10 310%, and the PER a fifth higher; without warm-up 590%, and nothing was read.
 LEAST_NOISE, MOST_NOISE = 0.005, 1.0
 
 

@@ -80,6 +80,7 @@ CHANGES = {
         *((f"model.noise_units={value}",) for value in (32, 512)),
         ("adversarial.warmup_steps=0",),
         ("adversarial.warmup_steps=0", "adversarial.grl_lambda=10"),
+        ("adversarial.noise_l2_weight=30", "adversarial.grl_lambda=10"),
     ),
     TRIPLE: (("adversarial.noise_l2_weight=1000",),),
     SINGLE: (),
