@@ -106,7 +106,7 @@ def difference_table(done: Mapping[Run, Mapping[str, Any]]) -> str:
             cells = []
             for name in ERRORS:
                 found = [100 * (ours[name] - theirs[name]) for ours, theirs in pairs]
-                mean = f"{statistics.mean(found):+.1f}" if found else ""
+                mean = f"{statistics.mean(found):+.1f}".replace("-", "−") if found else ""
                 enough = len(found) > 2
                 cells.append(f"{mean} ± {statistics.stdev(found) / len(found) ** 0.5:.1f}" if enough else mean)
             rows.append([f"{batches}", f"{decoder} − {other}", *cells, f"{len(pairs)}"])
