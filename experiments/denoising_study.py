@@ -105,8 +105,8 @@ def tuned_rate(decoder: str, done: Mapping[Run, Mapping[str, Any]]) -> tuple[flo
         rates.append(best / 2 if best == min(rates) else best * 2)
 
 
-def plan(done: Mapping[Run, Mapping[str, Any]]) -> tuple[list[Run], int]:
-    """The trainings that are not done and can begin, in order; and how many the study has, as far as is known."""
+def plan(done: Mapping[Run, Mapping[str, Any]]) -> tuple[list[Run], int, int]:
+    """The trainings that can begin, in order; how many of the study are done; how many it has, as far as is known."""
     missing, wanted = [], []
     total = len(DECODERS) * (len(SEEDS) * len(NOISES) + len(FEWER_SEEDS))
     total += len(FEWER_SEEDS) * sum(len(changes) for changes in CHANGES.values())
@@ -121,7 +121,8 @@ def plan(done: Mapping[Run, Mapping[str, Any]]) -> tuple[list[Run], int]:
     # Seed by seed, so that a study that was stopped has something of everything.
     missing += sorted((run for run in wanted if run not in done), key=lambda run: (run.seed, len(run.settings)))
     tuning = {run for run in [*done, *missing] if run.seed in TUNING_SEEDS}
-    return missing, total + max(len(tuning), len(DECODERS) * (len(RATES) + 1) * len(TUNING_SEEDS))
+    n_done = sum(run in done for run in (*tuning, *wanted))
+    return missing, n_done, total + max(len(tuning), len(DECODERS) * (len(RATES) + 1) * len(TUNING_SEEDS))
 
 
 # ---- simulated data ----
@@ -200,10 +201,10 @@ def study(folder: Path, processes: int) -> Results:
     try:
         results = Results(folder / "results.jsonl")
         make_data(folder)
-        missing, total = plan(results.done)
+        missing, n_done, total = plan(results.done)
         context = multiprocessing.get_context("spawn")
         with (
-            progress_bar(total, total - len(missing), "training", "Study") as bar,
+            progress_bar(total, n_done, "training", "Study") as bar,
             ProcessPoolExecutor(processes, context, _begin_worker, (os.getpid(), folder, processes)) as pool,
         ):
             running: dict[Future, Run] = {}
@@ -212,12 +213,13 @@ def study(folder: Path, processes: int) -> Results:
                     for run in missing:
                         if len(running) < processes and run not in running.values():
                             running[pool.submit(simulated_run, run, folder)] = run
-                    for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    bar.refresh()  # a training takes minutes: show that time goes on
+                    for future in wait(running, timeout=5, return_when=FIRST_COMPLETED).done:
                         run = running.pop(future)
                         results.add(run, future.result())
                         bar.update()
                         bar.set_postfix_str(f"PER {results.done[run].get('per', 1):.1%} by {run.decoder}")
-                    missing, bar.total = plan(results.done)
+                    missing, _, bar.total = plan(results.done)
             except BaseException:  # the pool would wait for its trainings; those go on from their checkpoints
                 for process in multiprocessing.active_children():
                     process.terminate()

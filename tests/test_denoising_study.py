@@ -189,8 +189,8 @@ def walk(per) -> list[Run]:
     """The trainings in the order in which they are done, where each gives the PER that per(run) says."""
     done = {}
     while True:
-        missing, total = study.plan(done)
-        assert total >= len(done) + len(missing)
+        missing, n_done, total = study.plan(done)
+        assert n_done == len(done) and total >= n_done + len(missing)
         if not missing:
             assert total == len(done)
             return list(done)
@@ -261,7 +261,7 @@ def one_of_each(data, config_path, monkeypatch, tmp_path):
     runs = [Run(decoder, 0.02, 10, noise, (), 6) for decoder, noise in zip(DECODERS, noises, strict=True)]
     runs.append(Run(TRIPLE, 0.02, study.TUNING_SEEDS[0], 1.0, (), 6))
     monkeypatch.setattr(study, "CONFIG", config_path)
-    monkeypatch.setattr(study, "plan", lambda done: ([run for run in runs if run not in done], len(runs)))
+    monkeypatch.setattr(study, "plan", lambda done: ([run for run in runs if run not in done], len(done), len(runs)))
     monkeypatch.setattr(study, "ProcessPoolExecutor", InThisProcess)
     return folder, runs
 
