@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -165,8 +165,8 @@ def check(
         traced = _trace_in_new_process(config, time_bins, replicas, inference, hlo)
         compiled = compile_program(hlo, traced["aliases"], topology, replicas, list(PARTS), save_program)
     return {
-        **{key: traced[key] for key in ("parameters", "all_reduces_before_the_last_micro_batch")},
-        **_judge(compiled, config, replicas, inference, traced["parameters"]),
+        **{key: traced[key] for key in ("parameters", "trained_parameters", "all_reduces_before_the_last_micro_batch")},
+        **_judge(compiled, config, replicas, inference, traced["trained_parameters"]),
     }
 
 
@@ -211,7 +211,7 @@ def _compile(program: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _judge(compiled: dict[str, Any], config: Any, replicas: int, inference: bool, parameters: int) -> dict[str, Any]:
+def _judge(compiled: dict[str, Any], config: Any, replicas: int, inference: bool, trained: int) -> dict[str, Any]:
     """The compiler's counts in the units that people ask for."""
     if "error" in compiled:
         words = compiled["error"].splitlines()[0].split(" Total hbm usage")[0]
@@ -245,7 +245,7 @@ def _judge(compiled: dict[str, Any], config: Any, replicas: int, inference: bool
     if not inference:
         optimiser = by_part["optimiser"]  # once a step: its other micro-batches go without
         micro_batches = config.gradient_accumulation_steps * (modelled - optimiser - by_part["all_reduce"])
-        eight_chips_ms = micro_batches + optimiser + _exchange_ms(CHIPS, compiled["all_reduce_bytes"] or 4 * parameters)
+        eight_chips_ms = micro_batches + optimiser + _exchange_ms(CHIPS, compiled["all_reduce_bytes"] or 4 * trained)
         result["hours_eight_chips"] = config.num_training_batches * eight_chips_ms / 3.6e6
         result["hours_one_chip"] = config.num_training_batches * (CHIPS * micro_batches + optimiser) / 3.6e6
     return result
@@ -286,13 +286,13 @@ def _trace_here(hlo: str) -> None:
     request = json.load(sys.stdin)
     config = config_from_dict(request["config"])
     trace = _trace_inference if request["inference"] else _trace_training
-    outputs, persistent, parameters, others = trace(config, request["time_bins"], request["replicas"])
+    outputs, persistent, counts = trace(config, request["time_bins"], request["replicas"])
     context = _lowered(outputs)
     Path(hlo).write_bytes(context.hlo())
     first = len(outputs) - len(persistent)
     ids = [context.tensor_parameter_id(tensor) for tensor in persistent]
     aliases = {number: first + i for i, number in enumerate(ids) if number != -1}
-    print(json.dumps({"aliases": aliases, "parameters": parameters, "all_reduces_before_the_last_micro_batch": others}))
+    print(json.dumps({"aliases": aliases, **counts}))
 
 
 class _StandIns:
@@ -348,18 +348,17 @@ def _backend(config: Any, replicas: int) -> Any:
     return backend
 
 
-def _trace_inference(config: Any, time_bins: int, replicas: int) -> tuple[list, list, int, int]:
+def _trace_inference(config: Any, time_bins: int, replicas: int) -> tuple[list, list, dict[str, int]]:
     from inference import batch_logits
 
     stand_ins = _StandIns()
     model, batch = _model_and_batch(config, time_bins, stand_ins)
     _name_scopes(model)
     decoded = next(batch_logits(model, [batch], config, _backend(config, replicas)))
-    parameters = sum(p.numel() for p in model.parameters())
-    return [decoded.logits, decoded.logits.argmax(-1)], [], parameters, 0
+    return [decoded.logits, decoded.logits.argmax(-1)], [], _counts(model, [], 0)
 
 
-def _trace_training(config: Any, time_bins: int, replicas: int) -> tuple[list, list, int, int]:
+def _trace_training(config: Any, time_bins: int, replicas: int) -> tuple[list, list, dict[str, int]]:
     import torch
 
     import loss
@@ -395,8 +394,16 @@ def _trace_training(config: Any, time_bins: int, replicas: int) -> tuple[list, l
     sums = step.accumulate(batch, sums, n_trials, ramp, 0, 0, last=True)
     norm = _in_scope("optimiser", step.update)(0)
     metrics = torch.cat([sums / n_trials, norm.reshape(1)])
-    parameters = sum(p.numel() for p in model.parameters())
-    return [metrics, *stand_ins.tensors], stand_ins.originals, parameters, exchanges_before_the_last
+    counts = _counts(model, step.trained_parameters, exchanges_before_the_last)
+    return [metrics, *stand_ins.tensors], stand_ins.originals, counts
+
+
+def _counts(model: Any, trained: Iterable[Any], exchanges_before_the_last: int) -> dict[str, int]:
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "trained_parameters": sum(parameter.numel() for parameter in trained),
+        "all_reduces_before_the_last_micro_batch": exchanges_before_the_last,
+    }
 
 
 def _lowered(outputs: list) -> Any:
@@ -467,8 +474,11 @@ def table(result: dict[str, Any], config: Any, arguments: argparse.Namespace) ->
     if "out_of_memory" in result:
         hints = _what_to_change(config, result["peak_gib"])
         return "\n".join([*lines, f"does not fit: {result['out_of_memory']}", *hints])
+    # Those that are not trained have no gradients and no moments.
+    rested = 0 if arguments.inference else result["parameters"] - result["trained_parameters"]
+    trained = f", of which {result['trained_parameters']:,} are trained" if rested else ""
     rows = [
-        ("parameters", f"{result['parameters']:,}"),
+        ("parameters", f"{result['parameters']:,}{trained}"),
         ("arguments", f"{result['argument_gib']:.2f} GiB"),
         ("outputs", f"{result['output_gib']:.2f} GiB, of which {result['aliased_gib']:.2f} in place of arguments"),
         ("temporaries", f"{result['temp_gib']:.2f} GiB, with the gaps between them"),

@@ -72,6 +72,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=10)
     parser.add_argument("--json", help="write the figures there")
     options = parser.parse_args()
+    if options.batches % N_VALIDATIONS:
+        parser.error(f"--batches must be a multiple of {N_VALIDATIONS}, so that all are validated at the same batches")
     figures = {}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(options.data_dir or Path(folder, "data"))

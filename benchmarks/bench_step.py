@@ -1,6 +1,6 @@
 """A training step on this machine's processor, in valid bins a second, against the same model in plain PyTorch.
 
-    python benchmarks/bench_step.py                                    # the original and the compact model, 16 trials
+    python benchmarks/bench_step.py                                    # original; compact with its adversary
     python benchmarks/bench_step.py --config_path rnn_args_compact.yaml
 
 Trials of 300 to 1,500 bins of noise, of 4 of 12 sessions; both models at their full width, with augmentation, dropout,

@@ -65,6 +65,7 @@ def test_a_small_step_is_compiled_for_eight_chips_and_counted():
 @on_linux
 def test_gradients_are_exchanged_once_a_step_when_they_are_accumulated():
     alone = check(small_config(gradient_accumulation_steps=1), time_bins=60)
+    assert alone["trained_parameters"] == alone["parameters"]
     exchange_ms = 1e3 * 2 * 7 / 8 * 4 * alone["parameters"] / 90e9  # of eight chips, though one was compiled for
     expected = alone["modelled_ms"] + exchange_ms
     assert alone["hours_eight_chips"] == pytest.approx(120_000 * expected / 3.6e6)
@@ -74,6 +75,17 @@ def test_gradients_are_exchanged_once_a_step_when_they_are_accumulated():
     assert result["all_reduce_bytes"] == pytest.approx(4 * result["parameters"], rel=0.01)
     added = result["argument_gib"] - alone["argument_gib"]  # the gradients that stay
     assert added == pytest.approx(4 * result["parameters"] / 2**30, rel=0.05)
+
+
+@on_linux
+def test_a_network_that_is_not_trained_costs_no_exchange():
+    result = check(small_config(adversarial__enabled=False), time_bins=60)
+    assert (
+        0.5 < result["trained_parameters"] / result["parameters"] < 0.9
+        and result["modelled_ms_by_part"]["noisy_gru"] == 0
+    )
+    exchange_ms = 1e3 * 2 * 7 / 8 * 4 * result["trained_parameters"] / 90e9
+    assert result["hours_eight_chips"] == pytest.approx(120_000 * (result["modelled_ms"] + exchange_ms) / 3.6e6)
 
 
 @on_linux
