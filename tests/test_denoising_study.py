@@ -3,6 +3,7 @@
 import json
 import sys
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import h5py
@@ -275,12 +276,8 @@ def test_a_study_measures_every_training_and_goes_on_where_it_was(one_of_each, m
     for run in runs[:4]:
         results = found[run]
         assert results["per"] == results["edits"] / results["phonemes"] and results["per_new_noise"] > 0
-        assert (
-            ("noise_correlation" in results)
-            == (run.decoder in (TRIPLE, ADVERSARIAL))
-            == (None not in results["noise_shares"])
-        )
-        assert len(results["noise_shares"]) == 3 and results["wer"] >= 0
+        assert ("noise_correlation" in results) == (run.decoder in (TRIPLE, ADVERSARIAL)) == ("noise_share" in results)
+        assert results["wer"] >= 0 and results["seconds"] > 0
     assert found[runs[4]].keys() == {"per", "seconds"}  # of a tuning seed nothing else is asked
 
     monkeypatch.setattr(study, "simulated_run", lambda run, folder: pytest.fail(f"{run} was done already"))
@@ -300,7 +297,59 @@ def test_a_training_that_diverges_is_a_result_and_in_no_mean(one_of_each, monkey
     done = study.study(folder, 1).done
     assert all(results["diverged"] == "diverged at batch 3" and "per" not in results for results in done.values())
     assert "| 1, 1 diverged |" in report.main_table(done)
-    assert report.difference_table(done).count("\n") == 1 + 3 and "nan" not in report.difference_table(done)
+    assert "nan" not in report.difference_table(done) + report.change_table(done) + report.estimate_table(done)
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """What a study trains with, and on what it measures."""
+    seen = {"configs": [], "per_on": [], "fitted": [], "measured": []}
+    train, per_on, noise_measures = study.train, study.per_on, study.noise_measures
+
+    def see_measures(model, fitted, measured, config):
+        seen["fitted"].append({trial.path for trial in fitted})
+        seen["measured"].append({trial.path for trial in measured})
+        return noise_measures(model, fitted, measured, config)
+
+    monkeypatch.setattr(study, "train", lambda config, *rest: seen["configs"].append(config) or train(config, *rest))
+    monkeypatch.setattr(study, "per_on", lambda trainer, data: seen["per_on"].append(data) or per_on(trainer, data))
+    monkeypatch.setattr(study, "noise_measures", see_measures)
+    return seen
+
+
+def test_decoders_are_trained_on_the_same_batches_and_measured_on_what_none_has_seen(one_of_each, recorded):
+    folder, runs = one_of_each
+    study.study(folder, 1)
+    noises = [run.noise for run in runs]
+    assert [config.dataset.dataset_dir for config in recorded["configs"]] == [
+        str(study.data_set(folder, noise)) for noise in noises
+    ]
+    for config in recorded["configs"]:  # what decides the batches and their augmentation
+        config.dataset.dataset_dir = "the same"
+        assert config.dataset == recorded["configs"][0].dataset
+    seeds = [(config.seed, config.gradient_accumulation_steps) for config in recorded["configs"]]
+    assert len(set(seeds[:4])) == 1 and seeds[4] != seeds[0]
+    assert recorded["per_on"] == [study.data_set(folder, noise, new=True) for noise in noises[:4]]
+    for fitted, measured in zip(recorded["fitted"], recorded["measured"], strict=True):
+        assert {Path(path).name for path in fitted} == {"data_train.hdf5"}
+        assert {Path(path).name for path in measured} == {"data_val.hdf5"}
+
+
+def test_of_a_training_that_goes_on_the_time_is_not_known(one_of_each):
+    folder, runs = one_of_each
+    (folder / "runs" / runs[-1].name).mkdir(parents=True)
+    assert study.study(folder, 1).done[runs[-1]]["seconds"] is None
+
+
+def test_a_killed_training_is_told_in_words(one_of_each, monkeypatch, capsys):
+    folder, _ = one_of_each
+
+    def killed(run, folder):
+        raise BrokenProcessPool("A process was terminated abruptly")
+
+    monkeypatch.setattr(study, "simulated_run", killed)
+    assert study.main(["--output_dir", str(folder)]) == 2
+    assert "a training was killed" in capsys.readouterr().err
 
 
 def test_differences_are_between_trainings_of_one_seed_on_one_noise():
@@ -315,20 +364,27 @@ def test_differences_are_between_trainings_of_one_seed_on_one_noise():
     }
     done[Run(TRIPLE, 0.02, 13, 1.0, (), 6)] = {"diverged": "so"}
     done[Run(ADVERSARIAL, 0.02, 13, 1.0, (), 6)] = errors(0.5)
-    line = f"| 6 | {ADVERSARIAL} − {TRIPLE} | +2.0 ± 0.6 | +2.0 ± 0.6 | +2.0 ± 0.6 | 3 |"
-    assert line in report.difference_table(done).splitlines()
+    assert f"| PER | {ADVERSARIAL} − {TRIPLE} |  | +2.0 ± 1.0 |" in report.difference_table(done).splitlines()
+    changed = [(10, 0.09), (12, 0.30)]
+    done |= {Run(TRIPLE, 0.02, seed, 1.0, ("model.noise_units=3",), 6): errors(per) for seed, per in changed}
+    line = f"| {TRIPLE}: units 3 | −0.5 ± 0.7 | −0.5 ± 0.7 | −0.5 ± 0.7 | 2 |"
+    assert line in report.change_table(done).splitlines()
 
 
 def test_data_sets_of_the_study_differ_in_noise_alone(data):
-    def read(noise, new):
+    def read(name, noise, new=False):
         with h5py.File(study.data_set(data, noise, new) / "t15.2030.01.09" / "data_val.hdf5") as file:
             sentences = [group.attrs["sentence_label"] for group in file.values()]
-            return sentences, np.concatenate([group["input_features"][:] for group in file.values()])
+            return sentences, np.concatenate([group[name][:] for group in file.values()])
 
-    sets = {(noise, new): read(noise, new) for noise in study.NOISES for new in (False, True)}
-    assert len({tuple(sentences) for sentences, _ in sets.values()}) == 1
-    features = [features for _, features in sets.values()]
-    assert all(np.abs(features[0] - other).mean() > 0.1 for other in features[1:])
+    sets = [read("input_features", noise, new) for noise in study.NOISES for new in (False, True)]
+    assert len({tuple(sentences) for sentences, _ in sets}) == 1
+    assert all(np.abs(sets[0][1] - features).mean() > 0.1 for _, features in sets[1:])
+    speech = [read("speech", noise)[1] for noise in study.NOISES]
+    assert all(np.corrcoef(speech[0].ravel(), other.ravel())[0, 1] > 0.98 for other in speech[1:])
+    assert [part.var(0).mean() for part in speech] == pytest.approx([speech[0].var(0).mean()] * 3, rel=0.1)
+    amounts = [read("noise", noise)[1].var(0).mean() for noise in study.NOISES]
+    assert amounts[0] == 0 and amounts[2] / amounts[1] == pytest.approx(2, rel=0.1)
 
 
 # ---- the comparison on given data
@@ -384,6 +440,12 @@ def test_everything_is_checked_before_the_first_training(data, config_path, tmp_
         (["--num_batches", "1"], "lr_warmup_steps"),
         (["--set", "no_such=1"], "no_such"),
         (["--rates", "-1"], "lr_max"),
+        (["--set", "seed=7", "checkpoint_dir=x"], "each training sets checkpoint_dir itself"),
+        (["--num_batches", "6", "--set", "num_training_batches=5"], "each training sets num_training_batches itself"),
+        (
+            ["--set", "model.architecture=gru", "adversarial.enabled=false"],
+            "takes the configuration of a triple decoder",
+        ),
     ):
         assert ablate(config_path, tmp_path / "out", *options) == 2
         assert message in capsys.readouterr().err
@@ -393,7 +455,13 @@ def test_everything_is_checked_before_the_first_training(data, config_path, tmp_
 
 @pytest.mark.parametrize(
     "options",
-    [["--device", "cpu"], ["--seeds", "3"], ["--processes", "0"], ["--ablate", "x.yaml", "--processes", "2"]],
+    [
+        ["--device", "cpu"],
+        ["--seeds", "3"],
+        ["--num_batches", "0"],
+        ["--processes", "0"],
+        ["--ablate", "x.yaml", "--processes", "2"],
+    ],
 )
 def test_options_that_would_change_nothing_are_refused(options, capsys):
     with pytest.raises(SystemExit) as exit_:
@@ -402,6 +470,8 @@ def test_options_that_would_change_nothing_are_refused(options, capsys):
 
 
 def test_a_report_of_nothing_says_so(tmp_path, capsys):
+    assert report.main(["--results", str(tmp_path)]) == 2
+    assert str(tmp_path) in capsys.readouterr().err
     assert report.main(["--results", str(tmp_path / "none.jsonl")]) == 2
     assert "no training of the study is complete yet" in capsys.readouterr().err
 

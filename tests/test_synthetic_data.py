@@ -343,7 +343,7 @@ def without_scale(block):
     return [part / private.std(0) for part in (block.speech, block.noise, private)]
 
 
-def test_structured_noise_is_scaled_and_nothing_else_changes():
+def test_structured_noise_takes_the_place_of_private_noise_and_leaves_the_rest():
     usual, absent, double = (blocks((60, 0, 0), (2, 4), structured_noise=scale)[0] for scale in (1.0, 0.0, 2.0))
     assert not absent.noise.any()
     for other in (absent, double):
