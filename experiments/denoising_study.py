@@ -161,7 +161,7 @@ def simulated_run(run: Run, folder: Path) -> dict[str, Any]:
     directory, start = folder / "runs" / run.name, time.perf_counter()
     begun = directory.exists()
     overrides = ("log_with=none", "save_best_checkpoint=false", "save_val_metrics=false", "batches_per_train_log=50",
-                 f"batches_per_val_step={run.batches // 3}")  # fmt: skip
+                 f"batches_per_val_step={min(run.batches, BATCHES)}")  # fmt: skip
     config = run_config(run, CONFIG, data_set(folder, run.noise), directory, overrides)
     trainer, diverged = train(config, "cpu")
     if diverged:

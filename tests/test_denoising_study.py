@@ -267,7 +267,41 @@ def one_of_each(data, config_path, monkeypatch, tmp_path):
     return folder, runs
 
 
-def test_a_study_measures_every_training_and_goes_on_where_it_was(one_of_each, monkeypatch, capsys):
+@pytest.fixture
+def recorded(monkeypatch):
+    """What a study trains with, and on what it measures."""
+    seen = {"configs": [], "per_on": [], "fitted": [], "measured": []}
+    train, per_on, noise_measures = study.train, study.per_on, study.noise_measures
+
+    def see_measures(model, fitted, measured, config):
+        seen["fitted"].append({trial.path for trial in fitted})
+        seen["measured"].append({trial.path for trial in measured})
+        return noise_measures(model, fitted, measured, config)
+
+    monkeypatch.setattr(study, "train", lambda config, *rest: seen["configs"].append(config) or train(config, *rest))
+    monkeypatch.setattr(study, "per_on", lambda trainer, data: seen["per_on"].append(data) or per_on(trainer, data))
+    monkeypatch.setattr(study, "noise_measures", see_measures)
+    return seen
+
+
+def check_fairness(recorded, folder, runs):
+    """Decoders are trained on the same batches, each on its noise, and measured on what none has seen."""
+    noises = [run.noise for run in runs]
+    assert [config.dataset.dataset_dir for config in recorded["configs"]] == [
+        str(study.data_set(folder, noise)) for noise in noises
+    ]
+    for config in recorded["configs"]:  # what decides the batches and their augmentation
+        config.dataset.dataset_dir = "the same"
+        assert config.dataset == recorded["configs"][0].dataset
+    seeds = [(config.seed, config.gradient_accumulation_steps) for config in recorded["configs"]]
+    assert len(set(seeds[:4])) == 1 and seeds[4] != seeds[0]
+    assert recorded["per_on"] == [study.data_set(folder, noise, new=True) for noise in noises[:4]]
+    for fitted, measured in zip(recorded["fitted"], recorded["measured"], strict=True):
+        assert {Path(path).name for path in fitted} == {"data_train.hdf5"}
+        assert {Path(path).name for path in measured} == {"data_val.hdf5"}
+
+
+def test_a_study_measures_every_training_and_goes_on_where_it_was(one_of_each, recorded, monkeypatch, capsys):
     folder, runs = one_of_each
     assert study.main(["--output_dir", str(folder), "--processes", "2"]) == 0
     lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
@@ -279,6 +313,7 @@ def test_a_study_measures_every_training_and_goes_on_where_it_was(one_of_each, m
         assert ("noise_correlation" in results) == (run.decoder in (TRIPLE, ADVERSARIAL)) == ("noise_share" in results)
         assert results["wer"] >= 0 and results["seconds"] > 0
     assert found[runs[4]].keys() == {"per", "seconds"}  # of a tuning seed nothing else is asked
+    check_fairness(recorded, folder, runs)
 
     monkeypatch.setattr(study, "simulated_run", lambda run, folder: pytest.fail(f"{run} was done already"))
     assert study.main(["--output_dir", str(folder)]) == 0
@@ -300,45 +335,11 @@ def test_a_training_that_diverges_is_a_result_and_in_no_mean(one_of_each, monkey
     assert "nan" not in report.difference_table(done) + report.change_table(done) + report.estimate_table(done)
 
 
-@pytest.fixture
-def recorded(monkeypatch):
-    """What a study trains with, and on what it measures."""
-    seen = {"configs": [], "per_on": [], "fitted": [], "measured": []}
-    train, per_on, noise_measures = study.train, study.per_on, study.noise_measures
-
-    def see_measures(model, fitted, measured, config):
-        seen["fitted"].append({trial.path for trial in fitted})
-        seen["measured"].append({trial.path for trial in measured})
-        return noise_measures(model, fitted, measured, config)
-
-    monkeypatch.setattr(study, "train", lambda config, *rest: seen["configs"].append(config) or train(config, *rest))
-    monkeypatch.setattr(study, "per_on", lambda trainer, data: seen["per_on"].append(data) or per_on(trainer, data))
-    monkeypatch.setattr(study, "noise_measures", see_measures)
-    return seen
-
-
-def test_decoders_are_trained_on_the_same_batches_and_measured_on_what_none_has_seen(one_of_each, recorded):
-    folder, runs = one_of_each
-    study.study(folder, 1)
-    noises = [run.noise for run in runs]
-    assert [config.dataset.dataset_dir for config in recorded["configs"]] == [
-        str(study.data_set(folder, noise)) for noise in noises
-    ]
-    for config in recorded["configs"]:  # what decides the batches and their augmentation
-        config.dataset.dataset_dir = "the same"
-        assert config.dataset == recorded["configs"][0].dataset
-    seeds = [(config.seed, config.gradient_accumulation_steps) for config in recorded["configs"]]
-    assert len(set(seeds[:4])) == 1 and seeds[4] != seeds[0]
-    assert recorded["per_on"] == [study.data_set(folder, noise, new=True) for noise in noises[:4]]
-    for fitted, measured in zip(recorded["fitted"], recorded["measured"], strict=True):
-        assert {Path(path).name for path in fitted} == {"data_train.hdf5"}
-        assert {Path(path).name for path in measured} == {"data_val.hdf5"}
-
-
 def test_of_a_training_that_goes_on_the_time_is_not_known(one_of_each):
     folder, runs = one_of_each
     (folder / "runs" / runs[-1].name).mkdir(parents=True)
-    assert study.study(folder, 1).done[runs[-1]]["seconds"] is None
+    assert study.simulated_run(runs[-1], folder)["seconds"] is None
+    assert study.simulated_run(runs[-1], folder)["seconds"] > 0
 
 
 def test_a_killed_training_is_told_in_words(one_of_each, monkeypatch, capsys):
@@ -411,6 +412,7 @@ def test_the_comparison_runs_on_any_data_in_one_command(data, config_path, tmp_p
     assert ablate(config_path, tmp_path / "out", *options) == 0 and not calls
     assert capsys.readouterr().out.endswith(table[table.index("\n| decoder") :])
     # Another configuration's trainings are others.
+    monkeypatch.setattr(study, "given_run", lambda run, *rest: calls.append(run) or {"per": 0.1, "wer": 0.1})
     assert ablate(config_path, tmp_path / "out", "--seeds", "4", "--num_batches", "3", "--set", "lr_min=0") == 0
     assert len(calls) == 4 and len(Results(tmp_path / "out" / "results.jsonl").done) == 12
 
