@@ -3,10 +3,11 @@
     python experiments/denoising_study.py           # the whole study, on simulated data: about 2.5 hours on 2 cores
     python experiments/denoising_report.py --results trained_models/denoising_study/results.jsonl    # so far
 
-    # the comparison alone, on any data, with any configuration: the table is shown at the end
+    # the comparison alone, on any data, of any triple decoder: the table is shown at the end
     python experiments/denoising_study.py --ablate rnn_args_compact.yaml --data_dir data/hdf5_data_final
 
-Stopped at any time, the same command goes on. Each training that is complete is a line of JSON in
+Stopped at any time, the same command goes on, with the trainings that it was in from their last validation (on
+simulated data every 300 batches, which is all of most of them). Each training that is complete is a line of JSON in
 <output_dir>/results.jsonl. What is compared stands in compared_decoders.py, what is measured in denoising_measures.py.
 
 On simulated data each decoder is tuned by the same rule: of the learning rates RATES the best on seeds that have no
@@ -71,6 +72,7 @@ NEW_NOISE = 0.3  # share of a feature's variance of the noise that no training h
 RATES = (0.02, 0.04)
 SEEDS, FEWER_SEEDS = (10, 11, 12), (10, 11)  # of the decoders themselves; of what is changed, and of long trainings
 BATCHES, MORE_BATCHES = 300, 900
+# What each training of --ablate sets itself, so that --set cannot.
 SET_BY_RUNS = ("model.architecture", "adversarial.enabled", "seed", "lr_max", "output_dir", "checkpoint_dir")
 FITTED_TRIALS = 30  # of each session's train trials, for the probe and the linear estimate
 
@@ -224,7 +226,7 @@ def study(folder: Path, processes: int) -> Results:
                         bar.update()
                         bar.set_postfix_str(f"PER {results.done[run].get('per', 1):.1%} by {run.decoder}")
                     missing, _, bar.total = plan(results.done)
-            except BaseException:  # the pool would wait for its trainings; those go on from their checkpoints
+            except BaseException:  # the pool would wait for its trainings, which can begin again
                 for process in multiprocessing.active_children():
                     process.terminate()
                 raise
